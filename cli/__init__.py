@@ -1,0 +1,1 @@
+"""The `phaseprof` command: one module a subcommand, declarations only."""

@@ -1,0 +1,1 @@
+"""Renderers: they lay out a finished report and never compute a figure."""

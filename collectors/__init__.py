@@ -1,0 +1,1 @@
+"""Evidence sources, one module each. Collectors measure; they never interpret."""

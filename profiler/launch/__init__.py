@@ -1,0 +1,1 @@
+"""How a wrapped command's Python processes start recording by themselves."""

@@ -1,0 +1,114 @@
+"""What is recorded: one `ForwardPass` a pass, one `Request` a request.
+
+Rows are immutable and know nothing of Arrow, torch or an engine. `phaseprof.schema` says how they are stored.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from phaseprof.phases import Phase, Role, TagSource
+
+
+class Warmup(enum.StrEnum):
+    """Why a pass is kept out of the steady-state figures."""
+
+    #: The user (or `phaseprof profile`) said so.
+    REQUESTED = "requested"
+    #: The first pass of its phase on this model in this process: caches are cold, memory is not allocated yet.
+    FIRST = "first"
+    #: Something was compiled during the pass.
+    COMPILE = "compile"
+
+
+class Finish(enum.StrEnum):
+    """How a request ended."""
+
+    #: The model ended it (an end-of-sequence token or a stop criterion).
+    STOP = "stop"
+    #: The limit of tokens was reached.
+    LENGTH = "length"
+    #: An exception, or the caller gave up.
+    ABORT = "abort"
+    #: A hand-written loop: nothing tells an end from a pause.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of a pass that belongs to one sequence. Field names are those of the trace.
+
+    Attributes:
+        request_id: The request that the sequence belongs to.
+        phase: The label of this part alone.
+        query: Tokens computed (padding not counted).
+        past: Tokens in the cache before the pass (padding not counted).
+        prompt: Tokens that the request came with.
+    """
+
+    request_id: str
+    phase: Phase
+    query: int
+    past: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """One call of a model. Every field is a column of the `passes` table; see `phaseprof.schema` for their meaning."""
+
+    pass_id: int
+    step: int
+    model_id: str
+    role: Role
+    phase: Phase
+    tag_source: TagSource
+    start_ns: int
+    end_ns: int
+    host_ns: int
+    device_ns: int | None
+    sequences: int
+    prefill_tokens: int
+    decode_tokens: int
+    draft_tokens: int
+    accepted_tokens: int | None
+    cached_tokens: int
+    recomputed_tokens: int
+    padding_tokens: int | None
+    context_tokens: int | None
+    attention_pairs: int | None
+    logits_tokens: int | None
+    slices: tuple[Slice, ...]
+    flops: int | None
+    weight_bytes: int | None
+    kv_read_bytes: int | None
+    kv_write_bytes: int | None
+    dtype: str
+    thread_id: int
+    warmup: Warmup | None = None
+    compiled: bool = False
+    graph: bool = False
+    profiled: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: a row of the `requests` table. While it runs, `finish` and `finished_ns` are None."""
+
+    request_id: str
+    model_id: str
+    arrival_ns: int
+    queue_ns: int | None
+    first_token_ns: int | None
+    finished_ns: int | None
+    sequences: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft_ns: int | None
+    tpot_ns: int | None
+    itl_ns: tuple[int, ...]
+    finish: Finish | None
+    warmup: Warmup | None = None

@@ -1,0 +1,1 @@
+"""The trace on disk: meta files, the writer and the reader."""

@@ -1,0 +1,189 @@
+"""The meta file of a process: what a reader needs to know besides the tables.
+
+``TRACE/meta/rank-<R>-pid-<P>.json`` is written when recording begins, rewritten (to a temporary name, then renamed)
+when a model or a fact is added, and once more at the end with ``complete: true``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from phaseprof.errors import NotMeasured
+from phaseprof.work.cost import ModelCost
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that a model ran on.
+
+    Attributes:
+        name: What people call it: ``NVIDIA H200`` or the CPU's model name.
+        kind: ``cpu`` or ``cuda``.
+        index: Its number, as torch counts; 0 for a CPU.
+        cores: CPU cores that the process may use; SMs of a GPU.
+        threads: Threads torch computes with on a CPU; None for a GPU.
+        memory_bytes: Its memory; None if not known.
+        key: Identity under which ceilings are cached: everything that they depend on.
+    """
+
+    name: str
+    kind: str
+    index: int
+    cores: int | None
+    threads: int | None
+    memory_bytes: int | None
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The two roofs of a device for one dtype.
+
+    Attributes:
+        device_key: `Device.key` of the device they belong to.
+        dtype: As in `ModelCost.dtype`.
+        flops_per_s: Dense peak of matrix multiplication.
+        bytes_per_s: Memory read bandwidth.
+        source: ``measured`` (by `phaseprof calibrate`) or ``datasheet``.
+        measured_ns: When, Unix ns; None for a datasheet.
+        spread: Half the range of the repeats over their median, the wider one of the two; None for a datasheet.
+        reference: Where the figures come from, for people.
+    """
+
+    device_key: str
+    dtype: str
+    flops_per_s: float
+    bytes_per_s: float
+    source: str
+    measured_ns: int | None
+    spread: float | None
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMeta:
+    """One model that was seen.
+
+    Attributes:
+        model_id: As in the tables.
+        name: What the user calls it (`name_or_path`), or the class name.
+        class_name: Class of the module whose call is a pass.
+        engine: ``transformers``.
+        device_key: `Device.key` of the device of its first parameter.
+        cost: Its structure; None if it could not be read.
+        attn_implementation: ``sdpa``, ``eager``, …; None if not known.
+        cache_class: Class of the KV cache first seen; None before.
+    """
+
+    model_id: str
+    name: str
+    class_name: str
+    engine: str
+    device_key: str
+    cost: ModelCost | None
+    attn_implementation: str | None
+    cache_class: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClockPair:
+    """One reading of both clocks, to place monotonic times on the Unix axis."""
+
+    unix_ns: int
+    monotonic_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCost:
+    """What the profiler itself took in this process.
+
+    Attributes:
+        passes: Passes seen.
+        hook_ns: Time inside the hooks on the workload's threads, beyond the calls they wrap.
+        writer_cpu_ns: CPU time of the background thread that settles and writes.
+    """
+
+    passes: int
+    hook_ns: int
+    writer_cpu_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMeta:
+    """All that is stored about one process.
+
+    Attributes:
+        schema: Version of the tables.
+        phaseprof: Version of phaseprof.
+        rank: Rank of the process; 0 without ranks.
+        pid: Process id.
+        command: The command line, as the user gave it.
+        versions: Versions of python, torch, transformers, … that were loaded.
+        started_ns: Unix ns.
+        ended_ns: Unix ns; None while it runs or if it was killed.
+        complete: Whether the end was written: False after a kill.
+        clock: Readings of both clocks at the begin (and at the end, once there).
+        devices: Devices that models ran on.
+        models: Models that were seen.
+        ceilings: Roofs known for those devices.
+        hooks: What was hooked, for the message of an empty run.
+        not_measured: What is missing, why, and what would help.
+        self_cost: The profiler's own cost; None while it runs.
+        workload: Free-form facts that `phaseprof profile` knows about its own run (prompt, new tokens, batch, seed).
+    """
+
+    schema: int
+    phaseprof: str
+    rank: int
+    pid: int
+    command: tuple[str, ...]
+    versions: Mapping[str, str]
+    started_ns: int
+    ended_ns: int | None = None
+    complete: bool = False
+    clock: tuple[ClockPair, ...] = ()
+    devices: tuple[Device, ...] = ()
+    models: tuple[ModelMeta, ...] = ()
+    ceilings: tuple[Ceilings, ...] = ()
+    hooks: tuple[str, ...] = ()
+    not_measured: tuple[NotMeasured, ...] = ()
+    self_cost: SelfCost | None = None
+    workload: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts and lists."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ProcessMeta:
+        """The inverse of :meth:`to_json`. Unknown keys of a newer version are ignored.
+
+        Raises:
+            KeyError, TypeError, ValueError: If the data is not of that form.
+        """
+        known = {k: v for k, v in data.items() if k in cls.__slots__}
+        cost = known.get("self_cost")
+        return cls(
+            **{
+                **known,
+                "command": tuple(known["command"]),
+                "clock": tuple(ClockPair(**c) for c in known.get("clock", ())),
+                "devices": tuple(Device(**d) for d in known.get("devices", ())),
+                "models": tuple(_model_from_json(m) for m in known.get("models", ())),
+                "ceilings": tuple(Ceilings(**c) for c in known.get("ceilings", ())),
+                "hooks": tuple(known.get("hooks", ())),
+                "not_measured": tuple(NotMeasured(**n) for n in known.get("not_measured", ())),
+                "self_cost": None if cost is None else SelfCost(**cost),
+            }
+        )
+
+    def with_ceilings(self, ceilings: tuple[Ceilings, ...]) -> ProcessMeta:
+        """The same with other ceilings."""
+        return replace(self, ceilings=ceilings)
+
+
+def _model_from_json(data: Mapping[str, Any]) -> ModelMeta:
+    cost = data.get("cost")
+    return ModelMeta(**{**data, "cost": None if cost is None else ModelCost.from_json(cost)})

@@ -1,0 +1,1 @@
+"""The work model: FLOPs and bytes of a pass in closed form."""
