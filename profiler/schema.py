@@ -84,7 +84,9 @@ PASSES = TableSpec(
         Column("tag_source", _TEXT, f"Where the label comes from: {_values(TagSource)}."),
         Column("start_ns", _I64, "Begin of the call on the host clock, Unix ns."),
         Column("end_ns", _I64, "End of the call on the host clock, Unix ns."),
-        Column("host_ns", _I64, "Host time of the call: `end_ns - start_ns` on the monotonic clock."),
+        Column(
+            "host_ns", _I64, "Host time of the call: `end_ns - start_ns` on the monotonic clock."
+        ),
         Column(
             "device_ns",
             _I64,
@@ -94,7 +96,9 @@ PASSES = TableSpec(
         Column("sequences", _I64, "Sequences (rows) in the batch, beams included."),
         Column("prefill_tokens", _I64, "Prompt tokens and recomputed tokens computed by the pass."),
         Column("decode_tokens", _I64, "Generated tokens computed by the pass, drafts included."),
-        Column("draft_tokens", _I64, "Drafted tokens that the pass verified (part of `decode_tokens`)."),
+        Column(
+            "draft_tokens", _I64, "Drafted tokens that the pass verified (part of `decode_tokens`)."
+        ),
         Column(
             "accepted_tokens",
             _I64,
@@ -130,7 +134,10 @@ PASSES = TableSpec(
             nullable=True,
         ),
         Column(
-            "logits_tokens", _I64, "Positions for which the output head was computed.", nullable=True
+            "logits_tokens",
+            _I64,
+            "Positions for which the output head was computed.",
+            nullable=True,
         ),
         Column(
             "slices",
@@ -144,7 +151,9 @@ PASSES = TableSpec(
             nullable=True,
         ),
         Column("weight_bytes", _I64, "Bytes of weights that the pass has to read.", nullable=True),
-        Column("kv_read_bytes", _I64, "Bytes of keys and values that attention reads.", nullable=True),
+        Column(
+            "kv_read_bytes", _I64, "Bytes of keys and values that attention reads.", nullable=True
+        ),
         Column("kv_write_bytes", _I64, "Bytes of keys and values that are added.", nullable=True),
         Column("dtype", _TEXT, "The dtype that the model computes in."),
         Column("thread_id", _I64, "Native id of the host thread that made the call."),
@@ -162,7 +171,10 @@ PASSES = TableSpec(
             "A costly collector ran during the pass: its time is kept out of timing figures.",
         ),
         Column(
-            "error", _TEXT, "Class of the exception that ended the pass; null if none.", nullable=True
+            "error",
+            _TEXT,
+            "Class of the exception that ended the pass; null if none.",
+            nullable=True,
         ),
     ),
 )
@@ -175,7 +187,9 @@ REQUESTS = TableSpec(
         Column("request_id", _TEXT, "Unique in the trace."),
         Column("model_id", _TEXT, "Which model served it."),
         Column("arrival_ns", _I64, "When the caller asked, Unix ns."),
-        Column("queue_ns", _I64, "Time from arrival to the begin of its first pass.", nullable=True),
+        Column(
+            "queue_ns", _I64, "Time from arrival to the begin of its first pass.", nullable=True
+        ),
         Column(
             "first_token_ns",
             _I64,
@@ -199,7 +213,9 @@ REQUESTS = TableSpec(
             pa.list_(pa.field("item", _I64, nullable=False)),
             "Inter-token latencies, one for each pass that yielded a token after the first.",
         ),
-        Column("finish", _TEXT, f"How it ended: {_values(Finish)}; null while it runs.", nullable=True),
+        Column(
+            "finish", _TEXT, f"How it ended: {_values(Finish)}; null while it runs.", nullable=True
+        ),
         Column(
             "warmup",
             _TEXT,
@@ -214,7 +230,12 @@ KERNELS = TableSpec(
     row="one kernel or copy on a device; on a CPU, one outermost operator",
     key="",
     columns=(
-        Column("pass_id", _I64, "The pass that launched it; null if it cannot be joined.", nullable=True),
+        Column(
+            "pass_id",
+            _I64,
+            "The pass that launched it; null if it cannot be joined.",
+            nullable=True,
+        ),
         Column("name", _TEXT, "Name as the collector gives it."),
         Column("device", _TEXT, "Device, as torch names it."),
         Column("stream", _I32, "Stream, or host thread index on a CPU.", nullable=True),

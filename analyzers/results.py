@@ -1,0 +1,254 @@
+"""What an analysis yields: frozen figures with their provenance, ready to be laid out by a renderer.
+
+A figure that is not known is None, and `Report.not_measured` says why. Shares are fractions (0.55), never percent.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phaseprof.errors import NotMeasured
+from phaseprof.phases import Phase
+from phaseprof.trace.meta import Ceilings, Device
+
+
+class Bound(enum.StrEnum):
+    """What the time of a phase went on."""
+
+    COMPUTE = "compute"
+    BANDWIDTH = "bandwidth"
+    COMMUNICATION = "communication"
+    #: The device is idle: launches, host code, the scheduler.
+    OVERHEAD = "overhead"
+    #: The device is busy, but near no roof.
+    LATENCY = "latency"
+    #: Not near a roof, and nothing says whether the device was busy.
+    OVERHEAD_OR_LATENCY = "overhead or latency"
+    #: No roof or no work figure is known.
+    UNKNOWN = "unknown"
+
+
+class Roof(enum.StrEnum):
+    """The two roofs of a roofline."""
+
+    COMPUTE = "compute"
+    BANDWIDTH = "bandwidth"
+
+
+class Confidence(enum.StrEnum):
+    """How sure a verdict is; `PhaseFigures.evidence` says why."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Provenance(enum.StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    COUNTED = "counted"
+    MODELLED = "modelled"
+    DATASHEET = "datasheet"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One reason for a verdict, as a sentence with its figures in it, and where they come from."""
+
+    text: str
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The bound of a phase.
+
+    Attributes:
+        bound: The class.
+        confidence: How sure.
+        nearest_roof: The roof that would take longer; None without work or ceilings.
+        explained: max(t_compute, t_memory) / time; None without work or ceilings.
+        evidence: The reasons, strongest first.
+        remedy: What to try first, one sentence; empty when nothing is bound.
+    """
+
+    bound: Bound
+    confidence: Confidence
+    nearest_roof: Roof | None
+    explained: float | None
+    evidence: tuple[Evidence, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """The steady-state figures of one phase (warm-up, compile and profiled passes are not in them).
+
+    Attributes:
+        phase: Which.
+        passes: Passes counted.
+        sequences_per_pass: Mean batch.
+        prefill_tokens, decode_tokens, padding_tokens, recomputed_tokens, cached_tokens: Sums.
+        tokens: prefill_tokens + decode_tokens.
+        span_ms: Time of the passes, summed.
+        pass_ms_p50, pass_ms_p90, pass_ms_p99: Time of one pass.
+        between_ms: Time on the host between the passes of one request loop (sampling, stop checks), summed.
+        busy_ms: Time in which the device worked, summed; None without a collector that sees it.
+        share: span_ms / span_ms of all phases.
+        prompt_tokens_per_s: Prefill tokens over the span; None for a phase without them.
+        output_tokens_per_s: Decode tokens over the span; None for a phase without them.
+        flops, weight_bytes, kv_read_bytes, kv_write_bytes: Sums in closed form; None if the model is not covered.
+        tflops: Achieved TFLOP/s.
+        gb_per_s: Bytes that had to move (weights, KV read and written) over the span, in 1e9 bytes/s.
+        intensity: FLOPs per byte.
+        mfu: flops / span / peak. mbu: bytes / span / bandwidth.
+        weight_byte_share: weight_bytes over all bytes.
+        attention_flop_share: FLOPs of attention pairs over all FLOPs.
+        verdict: The class and why.
+    """
+
+    phase: Phase
+    passes: int
+    sequences_per_pass: float
+    prefill_tokens: int
+    decode_tokens: int
+    padding_tokens: int | None
+    recomputed_tokens: int
+    cached_tokens: int
+    tokens: int
+    span_ms: float
+    pass_ms_p50: float
+    pass_ms_p90: float
+    pass_ms_p99: float
+    between_ms: float | None
+    busy_ms: float | None
+    share: float
+    prompt_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    flops: int | None
+    weight_bytes: int | None
+    kv_read_bytes: int | None
+    kv_write_bytes: int | None
+    tflops: float | None
+    gb_per_s: float | None
+    intensity: float | None
+    mfu: float | None
+    mbu: float | None
+    weight_byte_share: float | None
+    attention_flop_share: float | None
+    verdict: Verdict
+
+    @property
+    def bound(self) -> Bound:
+        """Short for ``verdict.bound``."""
+        return self.verdict.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Nearest-rank percentiles of one latency in ms, and how many values they come from."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFigures:
+    """Latencies over the requests that are not warm-up.
+
+    Attributes:
+        count: Requests counted. unfinished: Those of them with no end in the trace. aborted: Those ended by an error.
+        prompt_tokens, output_tokens: Sums.
+        ttft_ms, tpot_ms, itl_ms: None where no request has one.
+    """
+
+    count: int
+    unfinished: int
+    aborted: int
+    prompt_tokens: int
+    output_tokens: int
+    ttft_ms: Percentiles | None
+    tpot_ms: Percentiles | None
+    itl_ms: Percentiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Passes that are not in the steady-state figures, by reason: a `Warmup` value, `profiled`, `error`."""
+
+    reason: str
+    passes: int
+    span_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCost:
+    """What the profiler took: per pass in us, and as a share of the time of all passes."""
+
+    hook_us_per_pass: float
+    share: float
+    writer_cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What was profiled, for the head line.
+
+    Attributes:
+        model: Name of the model with the most time. model_class: Its class.
+        engine: ``transformers 5.24.0``.
+        device: Its device; None if not recorded. dtype: Its dtype.
+        command: The profiled command line.
+        ranks: Ranks in the trace. processes: Processes in it. incomplete: Processes whose end is missing (killed).
+        models: Other models that were seen, by name.
+        workload: As in `ProcessMeta.workload`.
+        trace_path: Where the trace lies, as given. trace_bytes: Its size on disk.
+    """
+
+    model: str
+    model_class: str
+    engine: str
+    device: Device | None
+    dtype: str
+    command: tuple[str, ...]
+    ranks: int
+    processes: int
+    incomplete: int
+    models: tuple[str, ...]
+    workload: Mapping[str, object] = field(default_factory=dict)
+    trace_path: str = ""
+    trace_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answer: what `phaseprof report` shows.
+
+    Attributes:
+        answer: The answer first: two to four sentences that an engineer would say.
+        phases: By phase value (``"prefill"``, ``"decode"``, ``"mixed"``, ``"encode"``, ``"extend"``, ``"other"``),
+            only phases that have passes.
+        by_batch: The same per number of sequences, where the run has several and none was settled on; else empty.
+        requests: Latencies. set_aside: What is not counted. own_cost: None if the trace was cut off before it.
+        ceilings: The roofs that were used; None if none is known. facts: What was profiled.
+        damage: Parts of the trace that could not be read, one sentence each.
+        not_measured: What is missing, why, and what would help.
+        provenance: Pairs of (figure, where it comes from) for the foot line.
+    """
+
+    facts: RunFacts
+    answer: tuple[str, ...]
+    phases: Mapping[str, PhaseFigures]
+    by_batch: Mapping[int, Mapping[str, PhaseFigures]]
+    requests: RequestFigures
+    set_aside: tuple[SetAside, ...]
+    own_cost: OwnCost | None
+    ceilings: Ceilings | None
+    damage: tuple[str, ...]
+    not_measured: tuple[NotMeasured, ...]
+    provenance: tuple[tuple[str, str], ...]
