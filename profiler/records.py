@@ -56,7 +56,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """One call of a model. Every field is a column of the `passes` table; see `phaseprof.schema` for their meaning."""
+    """One call of a model. Its fields are the columns of the `passes` table; `phaseprof.schema` gives their meaning."""
 
     pass_id: int
     step: int
@@ -91,6 +91,8 @@ class ForwardPass:
     graph: bool = False
     profiled: bool = False
     error: str | None = None
+    #: Not a column: the row may be put again (it waits to be settled, or for its device time).
+    may_change: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +114,25 @@ class Request:
     itl_ns: tuple[int, ...]
     finish: Finish | None
     warmup: Warmup | None = None
+
+    @property
+    def may_change(self) -> bool:
+        """A request that runs is put again when it ends."""
+        return self.finish is None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel, copy or (on a CPU) outermost operator: a row of the `kernels` table.
+
+    `thread_id` is the host thread that ran or launched it; it is no column, and joins an operator to its pass.
+    """
+
+    name: str
+    device: str
+    start_ns: int
+    end_ns: int
+    source: str
+    stream: int | None = None
+    thread_id: int | None = None
+    pass_id: int | None = None

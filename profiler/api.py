@@ -1,0 +1,170 @@
+"""The Python interface: profile a block, look at its report.
+
+This module stands above the analyzers and the collectors; `phaseprof` itself imports it when it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from phaseprof.analyzers.report import build_report, primary_device
+from phaseprof.analyzers.results import Report
+from phaseprof.cli.render.terminal import render
+from phaseprof.collectors import ceilings as ceilings_of
+from phaseprof.collectors.operators import record_operators
+from phaseprof.errors import CalibrationError, NotMeasured
+from phaseprof.records import Kernel
+from phaseprof.session import Session, profiled_passes
+from phaseprof.trace.meta import Ceilings
+from phaseprof.trace.reader import Trace, open_trace
+
+
+class PrintableReport(Report):
+    """A report that prints as `phaseprof report` does."""
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+class Profile:
+    """What `phaseprof.profile` yields: the trace of a block, and its report.
+
+    Attributes:
+        trace_path: The trace's folder.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.trace_path = session.trace
+
+    @property
+    def trace(self) -> Trace:
+        """The trace, as it is on disk now: whole after the block.
+
+        Raises:
+            TraceError: If it cannot be read.
+        """
+        return open_trace(self.trace_path)
+
+    def report(self, *, calibrate: bool = True) -> PrintableReport:
+        """The report. `print` shows it as `phaseprof report` does.
+
+        Args:
+            calibrate: Measure this device's ceilings if they are not known yet (a few seconds, once a device).
+
+        Raises:
+            TraceError: If the trace cannot be read.
+            EmptyRunError: If no forward pass was seen.
+        """
+        return load_report(self.trace_path, calibrate=calibrate)
+
+    @contextlib.contextmanager
+    def operator_window(self) -> Iterator[None]:
+        """Record the operators of the passes inside (on a CPU, with torch.profiler): it says how long the device was
+        busy. It costs time, so those passes are flagged and kept out of timing figures."""
+        with profiled_passes(), record_operators() as window:
+            yield
+        if not window.events:
+            self._session.note(
+                NotMeasured("the busy time of the device", "torch.profiler recorded no operator")
+            )
+            return
+        self._session.recorder.put_operators(
+            [
+                Kernel(
+                    name=event.name,
+                    device="cpu",
+                    start_ns=event.start_ns,
+                    end_ns=event.end_ns,
+                    source="torch.profiler",
+                    thread_id=event.thread_id,
+                )
+                for event in window.events
+            ]
+        )
+
+
+@contextlib.contextmanager
+def profile(
+    model: Any = None,
+    trace: str | Path | None = None,
+    *,
+    workload: Mapping[str, Any] | None = None,
+) -> Iterator[Profile]:
+    """Record the forward passes of a block.
+
+    Every transformers model of this process is seen, whether it exists already or not, and none is changed: the hooks
+    sit on two classes of the library for the time of the block.
+
+    Args:
+        model: A module of your own that is not a transformers model, to be watched as well.
+        trace: Where to write the trace; ``phaseprof-<local time>`` in the current folder by default.
+        workload: Facts about the run that a reader should see.
+
+    Raises:
+        UsageError: If a session runs in this process already.
+        TraceError: If the trace cannot be written.
+    """
+    session = Session(
+        Path(trace) if trace is not None else default_trace_path(), model=model, workload=workload
+    )
+    session.start()
+    try:
+        yield Profile(session)
+    finally:
+        session.stop()
+
+
+def default_trace_path() -> Path:
+    """``phaseprof-<local time>`` in the current folder, with a number behind it if it is taken."""
+    stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    path = Path(f"phaseprof-{stamp}")
+    number = 2
+    while path.exists():
+        path = Path(f"phaseprof-{stamp}-{number}")
+        number += 1
+    return path
+
+
+def load_report(
+    path: str | Path,
+    *,
+    calibrate: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> PrintableReport:
+    """The report of a trace on disk.
+
+    Args:
+        path: The trace's folder.
+        calibrate: Measure the ceilings if the trace is of this machine and they are not known yet.
+        progress: Told of each step of a measurement: steps done, steps in all, what is measured.
+
+    Raises:
+        TraceError: If the trace cannot be read.
+        EmptyRunError: If no forward pass is in it.
+    """
+    trace = open_trace(path)
+    report = build_report(trace, ceilings=_ceilings(trace, calibrate, progress))
+    return PrintableReport(**{field.name: getattr(report, field.name) for field in fields(Report)})
+
+
+def _ceilings(
+    trace: Trace, calibrate: bool, progress: Callable[[int, int, str], None] | None
+) -> Ceilings | None:
+    """The roofs of the trace's main device: from the trace, else from this machine if it is the same device."""
+    device, dtype = primary_device(trace)
+    if device is None or not dtype:
+        return None
+    for meta in trace.metas:
+        for ceilings in meta.ceilings:
+            if ceilings.device_key == device.key and ceilings.dtype == dtype:
+                return ceilings
+    if calibrate:
+        with contextlib.suppress(CalibrationError):
+            return ceilings_of.ensure(device, dtype, progress=progress)
+    return ceilings_of.resolve(device, dtype)

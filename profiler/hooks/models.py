@@ -1,0 +1,164 @@
+"""The models that were seen: what is read from each of them once, at its first pass."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from phaseprof.errors import NotMeasured
+from phaseprof.timers import DeviceTimer
+from phaseprof.trace.meta import Device, ModelMeta
+from phaseprof.work.cost import ModelCost
+from phaseprof.work.kv import KvLayout
+
+
+@dataclass(slots=True)
+class SeenModel:
+    """A model, as a hook knows it.
+
+    Attributes:
+        model_id: Its id in the tables.
+        encoder: Its passes encode: it attends in both directions, or it is a part of the model that generates.
+        has_head: It computes logits.
+        timer: Times its passes on its device; None where the host's time is the device's.
+        meta: What is stored about it.
+        device: The device of its first parameter.
+        ref: The model.
+        layouts: Layout of its KV cache, by the cache's class.
+    """
+
+    model_id: str
+    encoder: bool
+    has_head: bool
+    timer: DeviceTimer | None
+    meta: ModelMeta
+    device: Device | None
+    ref: weakref.ref[Any]
+    layouts: dict[str, KvLayout] = field(default_factory=dict)
+
+
+class ModelBook:
+    """Knows models by identity, without keeping them alive or marking them.
+
+    Args:
+        describe: Gives the `Device` of a torch device.
+        make_timer: Gives the timer for a torch device; None where the host's time is the device's.
+        count: Counts a model's structure.
+        on_new: Told of each new model.
+        note: Told of what could not be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        describe: Callable[[Any], Device],
+        make_timer: Callable[[Any], DeviceTimer | None],
+        count: Callable[[Any], ModelCost],
+        on_new: Callable[[SeenModel], None],
+        note: Callable[[NotMeasured], None],
+    ) -> None:
+        self._describe = describe
+        self._make_timer = make_timer
+        self._count = count
+        self._on_new = on_new
+        self._note = note
+        self._seen: dict[int, SeenModel] = {}
+        self._numbers: Counter[str] = Counter()
+        self._devices: dict[str, tuple[Device, DeviceTimer | None]] = {}
+
+    def find(self, model: Any, generating: Any) -> SeenModel:
+        """The entry of a model; made at first sight.
+
+        Args:
+            model: The module that is called.
+            generating: The model whose generate call is in progress; None in a hand-written loop.
+        """
+        seen = self._seen.get(id(model))
+        if seen is not None and seen.ref() is model:
+            return seen
+        return self._add(model, generating)
+
+    @property
+    def timers(self) -> tuple[DeviceTimer, ...]:
+        """The timers in use."""
+        return tuple(timer for _, timer in self._devices.values() if timer is not None)
+
+    def _add(self, model: Any, generating: Any) -> SeenModel:
+        class_name = type(model).__name__
+        self._numbers[class_name] += 1
+        model_id = f"{class_name}-{self._numbers[class_name]}"
+        cost = self._cost(model, class_name)
+        device, timer = self._device(model)
+        config = getattr(model, "config", None)
+        meta = ModelMeta(
+            model_id=model_id,
+            name=getattr(config, "_name_or_path", "") or class_name,
+            class_name=class_name,
+            engine="transformers",
+            device_key=device.key if device else "",
+            cost=cost,
+            attn_implementation=getattr(config, "_attn_implementation", None),
+            cache_class=None,
+        )
+        seen = SeenModel(
+            model_id=model_id,
+            encoder=_encodes(model, generating),
+            has_head=cost is None or not cost.covered or cost.head_flops_per_token > 0,
+            timer=timer,
+            meta=meta,
+            device=device,
+            ref=weakref.ref(model),
+        )
+        self._seen[id(model)] = seen
+        self._on_new(seen)
+        return seen
+
+    def _cost(self, model: Any, class_name: str) -> ModelCost | None:
+        try:
+            cost = self._count(model)
+        except Exception as error:
+            self._note(
+                NotMeasured(
+                    f"FLOPs and bytes of {class_name}",
+                    f"its structure could not be read ({type(error).__name__}: {error})",
+                    "please report it with the model's config.json",
+                )
+            )
+            return None
+        if not cost.covered:
+            reasons = "; ".join(cost.not_covered)
+            self._note(NotMeasured(f"FLOPs and bytes of {class_name}", reasons))
+        return cost
+
+    def _device(self, model: Any) -> tuple[Device | None, DeviceTimer | None]:
+        parameter = next(iter(model.parameters()), None)
+        if parameter is None:
+            return None, None
+        key = str(parameter.device)
+        if key not in self._devices:
+            try:
+                self._devices[key] = (
+                    self._describe(parameter.device),
+                    self._make_timer(parameter.device),
+                )
+            except Exception as error:
+                self._note(NotMeasured(f"the device {key}", f"{type(error).__name__}: {error}"))
+                return None, None
+        return self._devices[key]
+
+
+def _encodes(model: Any, generating: Any) -> bool:
+    """Whether a module's passes encode rather than prefill and decode.
+
+    Inside a generate call it is any other module that is a part of the generating model (an encoder, a vision tower).
+    Outside, it is a model none of whose attention layers is causal.
+    """
+    if generating is not None and model is not generating:
+        return any(part is model for part in generating.modules())
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    causal = [part.is_causal for part in model.modules() if hasattr(part, "is_causal")]
+    return bool(causal) and not any(causal)

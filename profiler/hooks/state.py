@@ -1,0 +1,121 @@
+"""What the hooks of a session share, and what each thread of the workload is in the middle of."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from phaseprof.events import CacheGone, Override
+
+
+class Generation:
+    """A generate call in progress on a thread.
+
+    Attributes:
+        number: Its number in the process.
+        model: The model whose method was called.
+        parent: The call around it; None if it is outermost.
+        end_ids: Set once the prompt is known; read for each pass of several rows.
+        speculative: It verifies drafts; a call nested in it drafts.
+    """
+
+    __slots__ = ("end_ids", "model", "number", "parent", "speculative")
+
+    def __init__(self, number: int, model: Any, parent: Generation | None) -> None:
+        self.number = number
+        self.model = model
+        self.parent = parent
+        self.end_ids: tuple[int, ...] = ()
+        self.speculative = False
+
+
+class ThreadState(threading.local):
+    """What one thread is in the middle of.
+
+    Attributes:
+        in_pass: A pass is running: calls below it are part of it.
+        generation: The innermost generate call; None in a hand-written loop.
+        override: What `phaseprof.phase(...)` says; None outside of it.
+        native_id: The operating system's id of the thread.
+    """
+
+    in_pass = False
+    generation: Generation | None = None
+    override: Override | None = None
+
+    def __init__(self) -> None:
+        # Runs once in each thread.
+        self.native_id = threading.get_native_id()
+
+
+@dataclass(slots=True)
+class Flags:
+    """What the session says of all passes that run now.
+
+    Attributes:
+        warmups: Nested `phaseprof.warmup()` blocks.
+        profiled: A costly collector runs.
+    """
+
+    warmups: int = 0
+    profiled: bool = False
+
+
+class CacheTrack:
+    """A KV cache that was seen.
+
+    Attributes:
+        number: Its number in the process.
+        end: Slots in it after the last pass, by our own count.
+        layout_read: Its layout was handed over.
+    """
+
+    __slots__ = ("end", "layout_read", "number", "ref")
+
+    def __init__(self, number: int, ref: weakref.ref[Any]) -> None:
+        self.number = number
+        self.ref = ref
+        self.end = 0
+        self.layout_read = False
+
+
+class CacheBook:
+    """Numbers caches by identity, without keeping them alive or marking them.
+
+    Args:
+        emit: Takes a `CacheGone` when a cache is freed.
+        now_ns: The monotonic clock.
+    """
+
+    def __init__(self, emit: Callable[[CacheGone], None], now_ns: Callable[[], int]) -> None:
+        self._emit = emit
+        self._now_ns = now_ns
+        self._tracks: dict[int, CacheTrack] = {}
+        self._numbers = itertools.count(1)
+
+    def find(self, cache: Any) -> CacheTrack | None:
+        """The track of a cache that was seen before."""
+        track = self._tracks.get(id(cache))
+        return track if track is not None and track.ref() is cache else None
+
+    def add(self, cache: Any) -> CacheTrack | None:
+        """Begin to track a cache; None if it is of a kind that cannot be (a tuple)."""
+        key = id(cache)
+        number = next(self._numbers)
+
+        def gone(_: weakref.ref[Any]) -> None:
+            track = self._tracks.get(key)
+            if track is not None and track.number == number:
+                del self._tracks[key]
+            self._emit(CacheGone(number, self._now_ns()))
+
+        try:
+            track = CacheTrack(number, weakref.ref(cache, gone))
+        except TypeError:
+            return None
+        self._tracks[key] = track
+        return track

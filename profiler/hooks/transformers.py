@@ -1,0 +1,125 @@
+"""The hooks of transformers, together: set when the library is there, or as soon as it is imported."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from phaseprof.devices import describe
+from phaseprof.errors import NotMeasured
+from phaseprof.events import Event
+from phaseprof.hooks.forward import ForwardHook
+from phaseprof.hooks.generate import GenerateHook
+from phaseprof.hooks.imports import Removal, when_imported
+from phaseprof.hooks.models import ModelBook, SeenModel
+from phaseprof.hooks.patching import Patch
+from phaseprof.hooks.state import CacheBook, Flags, ThreadState
+from phaseprof.timers import CudaEventTimer, DeviceTimer
+from phaseprof.work.walk import model_cost
+
+
+class TransformersHooks:
+    """Sets and removes every hook on transformers.
+
+    Args:
+        emit: Takes the events.
+        state: Of the threads.
+        flags: Of the session.
+        on_model: Told of each model at first sight.
+        note: Told of what cannot be measured.
+        failed: Told of an exception in our own code.
+    """
+
+    def __init__(
+        self,
+        *,
+        emit: Callable[[Event], None],
+        state: ThreadState,
+        flags: Flags,
+        on_model: Callable[[SeenModel], None],
+        note: Callable[[NotMeasured], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._models = ModelBook(
+            describe=describe, make_timer=_timer, count=model_cost, on_new=on_model, note=note
+        )
+        caches = CacheBook(emit, time.perf_counter_ns)
+        self._forward = ForwardHook(
+            emit=emit,
+            models=self._models,
+            caches=caches,
+            state=state,
+            flags=flags,
+            failed=failed,
+        )
+        self._generate = GenerateHook(
+            emit=emit, models=self._models, caches=caches, state=state, failed=failed
+        )
+        self._patches: list[Patch] = []
+        self._waiting: list[Removal] = []
+
+    @property
+    def passes(self) -> int:
+        """Passes seen."""
+        return self._forward.passes
+
+    @property
+    def own_ns(self) -> int:
+        """Time in the hooks on the workload's threads."""
+        return self._forward.own_ns
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is hooked, for people."""
+        return tuple(patch.label for patch in self._patches)
+
+    def install(self, model: Any = None) -> None:
+        """Set the hooks on what is imported, and on the rest as soon as it is.
+
+        Args:
+            model: A module to watch besides; its class is hooked if it is not a transformers model.
+        """
+        self._waiting = [
+            when_imported("transformers.modeling_utils", self._hook_models),
+            when_imported("transformers.generation.utils", self._hook_generate),
+        ]
+        pretrained = _loaded("transformers.modeling_utils", "PreTrainedModel")
+        if model is not None and not (pretrained and isinstance(model, pretrained)):
+            self._hook_foreign(model, pretrained)
+
+    def remove(self) -> None:
+        """Take every hook off. One that somebody else has wrapped since passes calls through from now on."""
+        for waiting in self._waiting:
+            waiting.remove()
+        self._waiting = []
+        self._forward.active = False
+        self._generate.active = False
+        for patch in reversed(self._patches):
+            patch.remove()
+        for timer in self._models.timers:
+            timer.finish()
+
+    def _hook_models(self, module: Any) -> None:
+        self._patches.append(self._forward.patch(module.PreTrainedModel))
+
+    def _hook_generate(self, module: Any) -> None:
+        self._patches += self._generate.patches(module.GenerationMixin)
+
+    def _hook_foreign(self, model: Any, pretrained: type | None) -> None:
+        """A module of the user's own: its class is hooked, unless a transformers model in it will be seen anyway."""
+        if pretrained and any(isinstance(part, pretrained) for part in model.modules()):
+            return
+        self._patches.append(self._forward.patch(type(model)))
+
+
+def _loaded(module: str, name: str) -> type | None:
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _timer(device: Any) -> DeviceTimer | None:
+    """The timer for a torch device; None where the host's time is the device's."""
+    if device.type != "cuda":
+        return None
+    return CudaEventTimer(sys.modules["torch"].cuda)

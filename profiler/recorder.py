@@ -1,0 +1,225 @@
+"""Off the hot path: a queue that hooks append to, and a thread that settles events and writes the trace.
+
+The thread drains the queue every 50 ms, so that it never holds the interpreter for long, and flushes every half second.
+When the trace cannot be written any more (a full disk, a vanished folder), recording stops with one warning and the
+workload goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from phaseprof.attribution import join_operators
+from phaseprof.clock import Clock
+from phaseprof.errors import NotMeasured
+from phaseprof.events import Event
+from phaseprof.records import Kernel
+from phaseprof.schema import KERNELS
+from phaseprof.settle import Settler
+from phaseprof.trace.meta import ProcessMeta
+from phaseprof.trace.writer import TraceWriter, to_arrow
+
+log = logging.getLogger("phaseprof")
+
+DRAIN_S = 0.05
+FLUSH_S = 0.5
+#: Events that may wait. At a pass a millisecond that is three minutes in which the thread got no time at all.
+MAX_WAITING = 200_000
+
+
+class Recorder:
+    """Settles and writes the events of one process.
+
+    Args:
+        path: The trace's folder.
+        rank: Rank of the process.
+        clock: Its clock.
+        meta: Gives the current meta of the process; called on the recorder's thread.
+        note: Told of what could not be recorded.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rank: int,
+        clock: Clock,
+        meta: Callable[[], ProcessMeta],
+        note: Callable[[NotMeasured], None],
+    ) -> None:
+        self._path = path
+        self._rank = rank
+        self._clock = clock
+        self._meta = meta
+        self._note = note
+        self._queue: deque[Event] = deque()
+        self._operators: deque[Sequence[Kernel]] = deque()
+        self._meta_due = threading.Event()
+        self._stop = threading.Event()
+        self._dropped = 0
+        self._broken = False
+        self._flushed_at = time.monotonic()
+        self._starting = threading.Lock()
+        self._writer: TraceWriter | None = None
+        self._thread: threading.Thread | None = None
+        self.cpu_ns = 0
+
+    def start(self) -> None:
+        """Make the trace and begin to write. A recorder that was not started begins with its first event, so that a
+        forked child that runs no model leaves no file.
+
+        Raises:
+            TraceError: If the trace cannot be written.
+        """
+        with self._starting:
+            if self._thread is not None:
+                return
+            pid = os.getpid()
+            self._writer = TraceWriter(self._path, rank=self._rank, pid=pid)
+            self._settler = Settler(
+                self._writer,
+                offset_ns=self._clock.offset_ns,
+                process=f"p{pid}",
+                first_pass_id=first_pass_id(self._rank, pid),
+            )
+            self.write_meta()
+            self._thread = threading.Thread(
+                target=self._run, name="phaseprof-recorder", daemon=True
+            )
+            self._thread.start()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything is written."""
+        return self._thread is not None
+
+    def write_meta(self) -> None:
+        """Write the meta file now; before the thread runs, or after `close`."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.write_meta(self._meta())
+
+    def put_operators(self, operators: Sequence[Kernel]) -> None:
+        """Add operators of the passes that were flagged `profiled` since the last call; the thread joins them."""
+        self._operators.append(operators)
+
+    def emit(self, event: Event) -> None:
+        """Take an event. Safe to call from any thread; costs an append."""
+        if self._thread is None:
+            self.start()
+        if len(self._queue) < MAX_WAITING:
+            self._queue.append(event)
+        else:
+            self._dropped += 1
+
+    def meta_changed(self) -> None:
+        """The meta file is to be written again soon."""
+        self._meta_due.set()
+
+    def close(self) -> None:
+        """Settle and write what waits, merge the parts, and end the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(DRAIN_S):
+            self._guard(self._step)
+        self._guard(self._last_step)
+        self.cpu_ns = time.thread_time_ns()
+
+    def _step(self) -> None:
+        self._drain()
+        now = time.monotonic()
+        if now - self._flushed_at >= FLUSH_S:
+            self._flushed_at = now
+            self._put_operators()
+            writer = self._open_writer()
+            writer.flush()
+            if self._meta_due.is_set():
+                self._meta_due.clear()
+                writer.write_meta(self._meta())
+
+    def _last_step(self) -> None:
+        self._drain()
+        self._settler.finish(time.perf_counter_ns())
+        if self._settler.padding_unread:
+            self._note(
+                NotMeasured(
+                    "padding of hand-written loops",
+                    "their attention mask lies on the device, and reading it would make it wait",
+                )
+            )
+        if self._dropped:
+            self._note(
+                NotMeasured(
+                    f"{self._dropped} events",
+                    "they came faster than they could be written",
+                    "write the trace to a faster disk",
+                )
+            )
+        self._put_operators()
+        self._open_writer().close()
+
+    def _put_operators(self) -> None:
+        while self._operators:
+            operators = self._operators.popleft()
+            # The passes came before their operators: settle them first.
+            self._drain()
+            kernels = join_operators(operators, self._settler.take_profiled())
+            self._open_writer().put_rows("kernels", to_arrow(kernels, KERNELS.arrow))
+
+    def _open_writer(self) -> TraceWriter:
+        assert self._writer is not None
+        return self._writer
+
+    def _drain(self) -> None:
+        queue = self._queue
+        while queue:
+            event = queue.popleft()
+            try:
+                self._settler.handle(event)
+            except Exception as error:
+                log.debug("an event could not be settled", exc_info=True)
+                self._note(
+                    NotMeasured(
+                        f"some {type(event).__name__} events",
+                        f"they could not be settled ({type(error).__name__}: {error})",
+                        "please report it; PHASEPROF_DEBUG=1 shows where",
+                    )
+                )
+        self._settler.poll()
+
+    def _guard(self, step: Callable[[], None]) -> None:
+        if self._broken:
+            self._queue.clear()
+            return
+        try:
+            step()
+        except Exception as error:
+            self._broken = True
+            self._queue.clear()
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            log.warning(
+                "phaseprof: recording stopped, the workload goes on: %s cannot be written (%s)",
+                self._path,
+                reason,
+            )
+            self._note(
+                NotMeasured("the rest of the run", f"the trace could not be written: {reason}")
+            )
+
+
+def first_pass_id(rank: int, pid: int) -> int:
+    """Where a process begins to count its passes, so that ids are unique over the processes of a trace.
+
+    9 bits of rank and 22 bits of process id above 32 bits of count: positive in an int64.
+    """
+    return (rank & 0x1FF) << 54 | (pid & 0x3FFFFF) << 32

@@ -1,0 +1,103 @@
+"""Requests as they are served: tokens and their times, per request of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from phaseprof.records import Finish, Request, Warmup
+from phaseprof.sequences import Batch, rows_of
+
+
+@dataclass(slots=True)
+class Served:
+    """The requests of one batch, while they are served.
+
+    Attributes:
+        batch: Their rows.
+        model_id: The model.
+        arrival_ns: When the caller asked, monotonic clock.
+        max_output: Limit of tokens for a row; None if not known.
+        first_start_ns: Begin of the first pass; None before it.
+        token_ns: When each token was there, one entry for each pass that yielded one, monotonic clock.
+        outputs: Tokens that each row got.
+        warmup: The strongest reason of its passes to keep them out of steady-state figures.
+    """
+
+    batch: Batch
+    model_id: str
+    arrival_ns: int
+    max_output: int | None = None
+    first_start_ns: int | None = None
+    token_ns: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    warmup: Warmup | None = None
+
+    def began_pass(self, start_ns: int) -> None:
+        """A pass of the batch began."""
+        if self.first_start_ns is None:
+            self.first_start_ns = start_ns
+            self.outputs = [0] * len(self.batch.request_ids)
+
+    def yielded(self, end_ns: int, tokens: int = 1) -> None:
+        """A pass ended that yields tokens for every row that goes on."""
+        self.token_ns.append(end_ns)
+        for row in range(len(self.outputs)):
+            if row not in self.batch.finished:
+                self.outputs[row] += tokens
+
+    def note_warmup(self, warmup: Warmup | None) -> None:
+        """A pass is kept out of steady-state figures."""
+        if warmup is not None and self.warmup is not Warmup.REQUESTED:
+            self.warmup = warmup
+
+    def rows(
+        self, *, offset_ns: int, finished_ns: int | None, error: bool, known_end: bool
+    ) -> Iterator[Request]:
+        """The requests as rows of the table.
+
+        Args:
+            offset_ns: From the monotonic clock to Unix ns.
+            finished_ns: When they ended, monotonic clock; None while they run.
+            error: They ended by an exception.
+            known_end: An engine said that they ended; else (a hand-written loop) nothing did.
+        """
+        for request_id, rows in rows_of(self.batch.request_ids).items():
+            outputs = [self.outputs[row] for row in rows] if self.outputs else [0]
+            longest = max(outputs)
+            times = self.token_ns[:longest] if longest else []
+            first_ns = times[0] if times else None
+            steps = len(times) - 1
+            yield Request(
+                request_id=request_id,
+                model_id=self.model_id,
+                arrival_ns=self.arrival_ns + offset_ns,
+                queue_ns=_minus(self.first_start_ns, self.arrival_ns),
+                first_token_ns=None if first_ns is None else first_ns + offset_ns,
+                finished_ns=None if finished_ns is None else finished_ns + offset_ns,
+                sequences=len(rows),
+                prompt_tokens=self.batch.prompt_tokens(rows[0]),
+                cached_tokens=self.batch.cached_tokens(rows[0]),
+                output_tokens=sum(outputs),
+                ttft_ns=_minus(first_ns, self.arrival_ns),
+                tpot_ns=(times[-1] - times[0]) // (longest - 1) if steps > 0 else None,
+                itl_ns=tuple(after - before for before, after in pairwise(times)),
+                finish=self._finish(longest, finished_ns, error, known_end),
+                warmup=self.warmup,
+            )
+
+    def _finish(
+        self, longest: int, finished_ns: int | None, error: bool, known_end: bool
+    ) -> Finish | None:
+        if finished_ns is None:
+            return None
+        if error:
+            return Finish.ABORT
+        if not known_end:
+            return Finish.UNKNOWN
+        return Finish.LENGTH if longest == self.max_output else Finish.STOP
+
+
+def _minus(later: int | None, earlier: int) -> int | None:
+    return None if later is None else later - earlier

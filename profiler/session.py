@@ -1,0 +1,334 @@
+"""A session: hooks on, recording, hooks off.
+
+A process has one session at a time. `phaseprof.profile` opens one for a block, `phaseprof run` one for the life of a
+process (`start_process_session`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from phaseprof.clock import Clock, read_pair
+from phaseprof.errors import NotMeasured, PhaseprofError, UsageError
+from phaseprof.events import ModelSeen, Override
+from phaseprof.hooks.models import SeenModel
+from phaseprof.hooks.state import Flags, ThreadState
+from phaseprof.hooks.transformers import TransformersHooks
+from phaseprof.phases import Phase
+from phaseprof.recorder import Recorder
+from phaseprof.schema import SCHEMA_VERSION
+from phaseprof.trace.meta import ProcessMeta, SelfCost
+
+log = logging.getLogger("phaseprof")
+
+#: Packages whose versions matter to a reader, where they are loaded.
+_VERSIONED = ("torch", "transformers", "accelerate", "pyarrow")
+
+_lock = threading.RLock()
+_current: Session | None = None
+_state = ThreadState()
+_flags = Flags()
+
+
+class Session:
+    """Records the forward passes of this process into a trace.
+
+    Args:
+        trace: The trace's folder.
+        rank: Rank of the process.
+        model: A module to watch even if it is not a transformers model; None for transformers models alone.
+        workload: Facts about the run that a reader should see.
+    """
+
+    def __init__(
+        self,
+        trace: Path,
+        *,
+        rank: int = 0,
+        model: Any = None,
+        workload: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.trace = trace
+        self.rank = rank
+        self._model = model
+        self._pid = os.getpid()
+        self._clock = Clock.start()
+        self._notes: dict[NotMeasured, None] = {}
+        self._failures: set[str] = set()
+        self._models: list[SeenModel] = []
+        self._meta = ProcessMeta(
+            schema=SCHEMA_VERSION,
+            phaseprof=_version(),
+            rank=rank,
+            pid=self._pid,
+            command=tuple(sys.orig_argv),
+            versions={},
+            started_ns=self._clock.now_unix_ns(),
+            clock=(self._clock.pair,),
+            workload=workload,
+        )
+        self._recorder: Recorder | None = None
+        self._hooks: TransformersHooks | None = None
+
+    def start(self, *, lazily: bool = False) -> None:
+        """Set the hooks and begin to record.
+
+        Args:
+            lazily: Make no file before the first pass.
+
+        Raises:
+            UsageError: If a session runs in this process already.
+            TraceError: If the trace cannot be written.
+        """
+        global _current
+        with _lock:
+            if _current is not None:
+                raise UsageError(
+                    f"A profiling session runs in this process already, into {_current.trace}.",
+                    "End it first: sessions cannot be nested.",
+                )
+            recorder = Recorder(
+                self.trace,
+                rank=self.rank,
+                clock=self._clock,
+                meta=self._current_meta,
+                note=self.note,
+            )
+            self._recorder = recorder
+            if not lazily:
+                recorder.start()
+            self._hooks = TransformersHooks(
+                emit=recorder.emit,
+                state=_state,
+                flags=_flags,
+                on_model=self._on_model,
+                note=self.note,
+                failed=self._failed,
+            )
+            try:
+                self._hooks.install(self._model)
+            except BaseException:
+                self._hooks.remove()
+                recorder.close()
+                raise
+            _current = self
+        recorder.meta_changed()
+
+    def stop(self) -> None:
+        """Take the hooks off, write what waits, and end the trace. Does nothing the second time."""
+        global _current
+        with _lock:
+            if _current is not self:
+                return
+            _current = None
+        recorder, hooks = self._recorder, self._hooks
+        assert recorder is not None and hooks is not None
+        hooks.remove()
+        recorder.close()
+        self._meta = replace(
+            self._meta,
+            ended_ns=self._clock.now_unix_ns(),
+            complete=True,
+            clock=(self._clock.pair, read_pair()),
+            self_cost=SelfCost(
+                passes=hooks.passes, hook_ns=hooks.own_ns, writer_cpu_ns=recorder.cpu_ns
+            ),
+        )
+        recorder.write_meta()
+
+    def abandon(self) -> None:
+        """Leave the session to the parent process: in a forked child, only its hooks are ours to take off."""
+        if self._hooks is not None:
+            self._hooks.remove()
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder.
+
+        Raises:
+            RuntimeError: If the session was never started.
+        """
+        if self._recorder is None:
+            raise RuntimeError("the session was not started")
+        return self._recorder
+
+    def note(self, what: NotMeasured) -> None:
+        """Remember what could not be measured; a reason is kept once."""
+        if what not in self._notes:
+            self._notes[what] = None
+            if self._recorder is not None:
+                self._recorder.meta_changed()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Our own code failed beside the workload: said once, recorded, and the pass goes unobserved."""
+        if what in self._failures:
+            return
+        self._failures.add(what)
+        debug = bool(os.environ.get("PHASEPROF_DEBUG"))
+        log.warning(
+            "phaseprof: %s failed, the workload goes on: %s: %s",
+            what,
+            type(error).__name__,
+            error,
+            exc_info=error if debug else None,
+        )
+        self.note(
+            NotMeasured(
+                "some passes",
+                f"{what} failed ({type(error).__name__}: {error})",
+                "please report it; PHASEPROF_DEBUG=1 shows where",
+            )
+        )
+
+    def _on_model(self, model: SeenModel) -> None:
+        cost = model.meta.cost
+        dtype = cost.dtype if cost is not None else ""
+        self._models.append(model)
+        self.recorder.emit(ModelSeen(model.model_id, cost, dtype))
+        self.recorder.meta_changed()
+
+    def _current_meta(self) -> ProcessMeta:
+        models = [_with_cache(model) for model in tuple(self._models)]
+        devices = {model.device.key: model.device for model in tuple(self._models) if model.device}
+        return replace(
+            self._meta,
+            versions=_versions(),
+            models=tuple(models),
+            devices=tuple(devices.values()),
+            hooks=self._hooks.labels if self._hooks is not None else (),
+            not_measured=tuple(self._notes),
+        )
+
+
+def _with_cache(model: SeenModel) -> Any:
+    kinds = tuple(model.layouts)
+    return replace(model.meta, cache_class=kinds[0]) if kinds else model.meta
+
+
+def _version() -> str:
+    return str(sys.modules["phaseprof"].__version__)
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "phaseprof": _version()}
+    for name in _VERSIONED:
+        module = sys.modules.get(name)
+        version = getattr(module, "__version__", None)
+        if version is not None:
+            versions[name] = str(version)
+    return versions
+
+
+# What runs in this process
+
+
+def current() -> Session | None:
+    """The session that runs in this process, or None."""
+    return _current
+
+
+@contextlib.contextmanager
+def warmup() -> Iterator[None]:
+    """Mark the passes inside as warm-up: recorded, and kept out of the steady-state figures."""
+    _flags.warmups += 1
+    try:
+        yield
+    finally:
+        _flags.warmups -= 1
+
+
+@contextlib.contextmanager
+def profiled_passes() -> Iterator[None]:
+    """Mark the passes inside as slowed by a collector: their time is kept out of timing figures."""
+    before = _flags.profiled
+    _flags.profiled = True
+    try:
+        yield
+    finally:
+        _flags.profiled = before
+
+
+@contextlib.contextmanager
+def phase(name: Phase | str, *, prompt_tokens: int | None = None) -> Iterator[None]:
+    """Say what the passes of this thread are, where nothing can be inferred: it overrules every other source.
+
+    Args:
+        name: ``prefill``, ``decode``, ``mixed``, ``encode`` or ``other``.
+        prompt_tokens: Tokens that the sequences came with, where the caller knows.
+
+    Raises:
+        UsageError: If the name is none of these, or the count is negative.
+    """
+    try:
+        label = Phase(name)
+    except ValueError:
+        label = Phase.EXTEND
+    if label is Phase.EXTEND:
+        names = ", ".join(p.value for p in Phase if p is not Phase.EXTEND)
+        raise UsageError(f"There is no phase {str(name)!r} to declare.", f"Use one of {names}.")
+    if prompt_tokens is not None and prompt_tokens < 0:
+        raise UsageError(f"prompt_tokens cannot be negative: {prompt_tokens}.")
+    before = _state.override
+    _state.override = Override(label, prompt_tokens)
+    try:
+        yield
+    finally:
+        _state.override = before
+
+
+def start_process_session(trace: Path, *, rank: int, lazily: bool = False) -> None:
+    """Record this process until it ends. A failure is said once and leaves the process alone.
+
+    Args:
+        trace: The trace's folder.
+        rank: Rank of the process.
+        lazily: Make no file before the first pass.
+    """
+    session = Session(trace, rank=rank)
+    try:
+        session.start(lazily=lazily)
+    except PhaseprofError as error:
+        log.warning("phaseprof: this process is not recorded: %s", error)
+        return
+    atexit.register(session.stop)
+    _stop_with_multiprocessing(session)
+
+
+def _stop_with_multiprocessing(session: Session) -> None:
+    """Children of multiprocessing leave by os._exit, without atexit; they run finalizers of its own before."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is None:
+        return
+    util.Finalize(None, session.stop, exitpriority=0)
+    # A forked child clears the finalizers before it begins, and runs these afterwards.
+    util.register_after_fork(session, _stop_in_child)
+
+
+def _stop_in_child(parent: Session) -> None:
+    session = _current
+    if session is not None and session is not parent:
+        sys.modules["multiprocessing.util"].Finalize(None, session.stop, exitpriority=0)
+
+
+def _after_fork_in_child() -> None:
+    """The parent's recorder thread is not here: record into files of our own, once a model runs."""
+    global _current, _lock
+    _lock = threading.RLock()
+    _flags.warmups = 0
+    parent, _current = _current, None
+    if parent is not None:
+        parent.abandon()
+        start_process_session(parent.trace, rank=parent.rank, lazily=True)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

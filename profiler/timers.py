@@ -1,0 +1,114 @@
+"""How long the device worked on a pass: the seam between hooks and devices.
+
+A hook calls `begin` and `end` around a pass and hands the span to the recorder; the span is resolved later. Nothing
+here waits for a device while the workload runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+
+class Span(Protocol):
+    """The device time of one pass, known now, later or never."""
+
+    @property
+    def device_ns(self) -> int | None:
+        """Time between the first and the last device event, in ns; None while it is not known."""
+        ...
+
+
+class DeviceTimer(Protocol):
+    """Times passes on one kind of device. All methods are called on the thread that runs the pass."""
+
+    def begin(self) -> Any:
+        """Mark the begin of a pass; what is returned is given to `end`."""
+        ...
+
+    def end(self, mark: Any) -> Span | None:
+        """Mark the end of the pass. None if this device has no time of its own."""
+        ...
+
+    def finish(self) -> None:
+        """The session ends: resolve what is still open, waiting if need be."""
+        ...
+
+
+class HostTimer:
+    """For devices that compute on the calling thread: the host time of the call is the time of the device."""
+
+    def begin(self) -> None:
+        """Nothing to mark."""
+
+    def end(self, mark: Any) -> None:
+        """No device time besides the host's."""
+
+    def finish(self) -> None:
+        """Nothing is open."""
+
+
+class _EventSpan:
+    """A pair of CUDA events around a pass."""
+
+    __slots__ = ("begin", "device_ns", "end")
+
+    def __init__(self, begin: Any, end: Any) -> None:
+        self.begin = begin
+        self.end = end
+        self.device_ns: int | None = None
+
+
+class CudaEventTimer:
+    """Times passes with CUDA events on the current stream.
+
+    Events are pooled, and they are resolved by the workload's own thread when a later pass begins and their end has
+    already happened (`query`, never `synchronize`): another thread may not touch CUDA while a graph is captured. While
+    the current stream is captured no event is recorded.
+
+    Args:
+        cuda: The module `torch.cuda`, or a stand-in with `Event`, `is_current_stream_capturing` in tests.
+    """
+
+    #: Passes that may be open at once; older ones stay without device time.
+    MAX_OPEN = 4096
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._pool: list[Any] = []
+        self._open: deque[_EventSpan] = deque()
+
+    def begin(self) -> Any:
+        """Record the first event; None while capturing."""
+        if self._cuda.is_current_stream_capturing():
+            return None
+        self._resolve()
+        event = self._event()
+        event.record()
+        return event
+
+    def end(self, mark: Any) -> _EventSpan | None:
+        """Record the last event."""
+        if mark is None or self._cuda.is_current_stream_capturing():
+            return None
+        event = self._event()
+        event.record()
+        span = _EventSpan(mark, event)
+        if len(self._open) < self.MAX_OPEN:
+            self._open.append(span)
+        return span
+
+    def finish(self) -> None:
+        """Wait for the passes that are still open. Called when the session ends, outside any pass."""
+        if self._open:
+            self._open[-1].end.synchronize()
+        self._resolve()
+
+    def _resolve(self) -> None:
+        while self._open and self._open[0].end.query():
+            span = self._open.popleft()
+            span.device_ns = round(span.begin.elapsed_time(span.end) * 1e6)
+            self._pool += (span.begin, span.end)
+
+    def _event(self) -> Any:
+        return self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)

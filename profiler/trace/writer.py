@@ -1,0 +1,301 @@
+"""Write a trace while the workload runs: small parts often, merged into large ones.
+
+A part is written under a temporary name and renamed, so that a reader never sees half of one and a SIGKILL loses only
+what was not flushed yet. Its name says which parts it stands for::
+
+    TRACE/passes/rank=0/part-<pid>-<first>-<last>.parquet
+
+A freshly flushed part has first = last. Once enough of them lie there they are merged into one that spans their
+numbers; a reader that finds both (a kill between the rename and the deletion) takes the wider one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from phaseprof.errors import TraceError
+from phaseprof.records import ForwardPass, Kernel, Request
+from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, TableSpec
+from phaseprof.trace.meta import ProcessMeta
+
+#: Parts of one table that may lie unmerged. With a flush every half second that is a merge every half minute, and a
+#: run of a day leaves some dozens of files if it is killed, one a table if it ends.
+MERGE_AFTER_PARTS = 64
+#: A merged part of this size is left alone by later merges, so that a long run does not rewrite itself.
+FULL_PART_BYTES = 64 * 2**20
+
+_PART = re.compile(r"part-(?P<pid>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """The name of a part: its process and the numbers of the flushes that it holds."""
+
+    pid: int
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, name: str) -> PartName | None:
+        """Read a file name; None if it is not one of a part."""
+        match = _PART.fullmatch(name)
+        return None if match is None else cls(*(int(group) for group in match.groups()))
+
+    def __str__(self) -> str:
+        return f"part-{self.pid}-{self.first:06d}-{self.last:06d}.parquet"
+
+    def holds(self, other: PartName) -> bool:
+        """Whether all of another part is in this one."""
+        return self.pid == other.pid and self.first <= other.first and other.last <= self.last
+
+
+class TraceWriter:
+    """Writes the tables and the meta file of one process.
+
+    Rows with the key of a row that was put before replace it, whether that one has been flushed or not. Not
+    thread-safe: one thread owns it.
+
+    Args:
+        path: The trace's folder; made if missing.
+        rank: Rank of the process.
+        pid: Its process id.
+
+    Raises:
+        TraceError: If the folder cannot be made or written.
+    """
+
+    def __init__(self, path: Path, *, rank: int, pid: int) -> None:
+        self.path = path
+        self.rank = rank
+        self.pid = pid
+        try:
+            (path / "meta").mkdir(parents=True, exist_ok=True)
+            self._tables = {
+                spec.name: _TableWriter(path / spec.name / f"rank={rank}", spec, pid)
+                for spec in (PASSES, REQUESTS, KERNELS, SAMPLES)
+            }
+        except OSError as error:
+            raise TraceError(
+                f"The trace cannot be written to {path}: {error.strerror or error}.",
+                "Choose another folder with -o.",
+            ) from error
+
+    @property
+    def meta_path(self) -> Path:
+        """The meta file of this process."""
+        return self.path / "meta" / f"rank-{self.rank}-pid-{self.pid}.json"
+
+    def put_pass(self, row: ForwardPass) -> None:
+        """Add a pass, or replace the one with its id."""
+        self._tables["passes"].put(row.pass_id, row)
+
+    def put_request(self, row: Request) -> None:
+        """Add a request, or replace the one with its id."""
+        self._tables["requests"].put(row.request_id, row)
+
+    def put_rows(self, table: str, rows: pa.Table) -> None:
+        """Add Arrow rows to a table without keys (kernels, samples)."""
+        self._tables[table].put_arrow(rows)
+
+    @property
+    def pending_rows(self) -> int:
+        """Rows that are not on disk yet."""
+        return sum(table.pending_rows for table in self._tables.values())
+
+    def flush(self) -> None:
+        """Write what is pending as one part a table.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        for table in self._tables.values():
+            table.flush()
+
+    def write_meta(self, meta: ProcessMeta) -> None:
+        """Write the meta file, whole or not at all.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        write_json(self.meta_path, meta.to_json())
+
+    def close(self) -> None:
+        """Flush, and merge what this process wrote into one part a table.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        for table in self._tables.values():
+            table.flush()
+            table.merge(all_parts=True)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON under a temporary name and rename it.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class _TableWriter:
+    """One table of one process."""
+
+    def __init__(self, folder: Path, spec: TableSpec, pid: int) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._schema = spec.arrow
+        self._pid = pid
+        self._number = 0
+        self._rows: dict[Hashable, Any] = {}
+        self._arrow: list[pa.Table] = []
+        self._parts: list[PartName] = []
+        #: Keys that were flushed before they could still change, and the number of the last part that has them.
+        self._rewritten: dict[Hashable, int] = {}
+        self._open_keys: set[Hashable] = set()
+
+    @property
+    def pending_rows(self) -> int:
+        return len(self._rows) + sum(len(table) for table in self._arrow)
+
+    def put(self, key: Hashable, row: Any) -> None:
+        self._rows[key] = row
+
+    def put_arrow(self, rows: pa.Table) -> None:
+        self._arrow.append(rows.cast(self._schema))
+
+    def flush(self) -> None:
+        if not self._rows and not self._arrow:
+            return
+        tables = list(self._arrow)
+        if self._rows:
+            tables.append(to_arrow(self._rows.values(), self._schema))
+        name = PartName(self._pid, self._number, self._number)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._write(pa.concat_tables(tables), name)
+        self._remember(name)
+        self._rows.clear()
+        self._arrow.clear()
+        self._number += 1
+        small = [part for part in self._parts if not self._is_full(part)]
+        if len(small) >= MERGE_AFTER_PARTS:
+            self.merge(all_parts=False)
+
+    def _remember(self, name: PartName) -> None:
+        self._parts.append(name)
+        if not self._spec.key:
+            return
+        for key, row in self._rows.items():
+            if key in self._open_keys:
+                self._rewritten[key] = name.last
+            if row.may_change:
+                self._open_keys.add(key)
+            else:
+                self._open_keys.discard(key)
+
+    def merge(self, *, all_parts: bool) -> None:
+        """Merge parts into one, row group by row group, so that memory does not grow with the run."""
+        parts = [part for part in self._parts if all_parts or not self._is_full(part)]
+        if len(parts) < 2:
+            return
+        name = PartName(self._pid, parts[0].first, parts[-1].last)
+        temporary = self._temporary(name)
+        try:
+            with pq.ParquetWriter(temporary, self._schema, **_PARQUET) as writer:
+                batch: list[pa.Table] = []
+                for part in parts:
+                    source = pq.ParquetFile(self._folder / str(part))
+                    for group in range(source.num_row_groups):
+                        batch.append(self._current(source.read_row_group(group), part))
+                        if sum(len(table) for table in batch) >= _ROW_GROUP:
+                            writer.write_table(pa.concat_tables(batch))
+                            batch.clear()
+                if batch:
+                    writer.write_table(pa.concat_tables(batch))
+            self._rename(temporary, name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        for part in parts:
+            if part != name:
+                (self._folder / str(part)).unlink(missing_ok=True)
+        merged = set(parts)
+        self._parts = sorted(
+            [part for part in self._parts if part not in merged] + [name],
+            key=lambda part: part.first,
+        )
+        if self._parts == [name]:
+            self._rewritten.clear()
+
+    def _current(self, rows: pa.Table, part: PartName) -> pa.Table:
+        """Leave out rows that a later part has again."""
+        if not self._rewritten:
+            return rows.cast(self._schema)
+        keys = rows.column(self._spec.key).to_pylist()
+        stale = [self._rewritten.get(key, -1) > part.last for key in keys]
+        if any(stale):
+            rows = rows.filter(pa.array([not old for old in stale]))
+        return rows.cast(self._schema)
+
+    def _is_full(self, part: PartName) -> bool:
+        with contextlib.suppress(OSError):
+            return (self._folder / str(part)).stat().st_size >= FULL_PART_BYTES
+        return False
+
+    def _write(self, table: pa.Table, name: PartName) -> None:
+        temporary = self._temporary(name)
+        try:
+            pq.write_table(table, temporary, **_PARQUET)
+            self._rename(temporary, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def _rename(self, temporary: Path, name: PartName) -> None:
+        temporary.replace(self._folder / str(name))
+
+    def _temporary(self, name: PartName) -> Path:
+        # A leading dot keeps it out of every reader's glob.
+        return self._folder / f".{name}.tmp"
+
+
+_ROW_GROUP = 32_768
+_PARQUET: dict[str, Any] = {"compression": "zstd", "write_statistics": True}
+
+
+def to_arrow(rows: Iterable[ForwardPass | Request | Kernel], schema: pa.Schema) -> pa.Table:
+    """Rows of one kind as an Arrow table; tuples of dataclasses become lists of structs."""
+    listed = list(rows)
+    columns = []
+    for name in schema.names:
+        values = [getattr(row, name) for row in listed]
+        columns.append(pa.array([_plain(value) for value in values], type=schema.field(name).type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_as_dict(item) if hasattr(item, "__dataclass_fields__") else item for item in value]
+    return value
+
+
+def _as_dict(item: Any) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in fields(item)}
