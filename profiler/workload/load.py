@@ -165,7 +165,8 @@ def load_model(source: str, placement: Placement) -> torch.nn.Module:
     except PhaseprofError:
         raise
     except Exception as error:
-        raise _translate(error, source, reached=not local) from error
+        remedy = "Look at the model's files." if local else "Look at the model on the hub."
+        raise _translate(error, source, remedy=remedy) from error
 
 
 def random_model(
@@ -202,7 +203,7 @@ def random_model(
     except PhaseprofError:
         raise
     except Exception as error:
-        raise _translate(error, name, reached=False) from error
+        raise _translate(error, name, remedy="Look at the config.") from error
     called = f"{name} (random weights)"
     model.config._name_or_path = called
     model.name_or_path = called
@@ -284,11 +285,12 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an exception's message, shortened, or its class."""
+    """The first sentence of an exception's message on one line, shortened, or its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    said = lines[0].rstrip(".:")
+    announces = lines[0].endswith(":") and len(lines) > 1
+    said = " ".join(lines[: 2 if announces else 1]).rstrip(".:")
     return said if len(said) <= 200 else f"{said[:197]}..."
 
 
@@ -345,7 +347,7 @@ def _hub_has(name: str) -> bool:
             "Names look like owner/model.",
         ) from error
     except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.EntryNotFoundError) as e:
-        raise _translate(e, name, reached=True) from e
+        raise _translate(e, name) from e
     except Exception:
         return False
     return True
@@ -398,8 +400,8 @@ def _settle(model: Any, placement: Placement) -> torch.nn.Module:
     return module.eval()
 
 
-def _translate(error: Exception, source: str, *, reached: bool) -> PhaseprofError:
-    """One line and a remedy for what transformers and the hub's client raise.
+def _translate(error: Exception, source: str, *, remedy: str = "") -> PhaseprofError:
+    """One line for what transformers and the hub's client raise, with ``remedy`` where nothing better is known.
 
     Causes are told apart by class name along the chain: transformers wraps the hub's errors in OSError.
     """
@@ -442,7 +444,6 @@ def _translate(error: Exception, source: str, *, reached: bool) -> PhaseprofErro
     said = one_line(error)
     if not isinstance(error, (OSError, ValueError)):
         said = f"{type(error).__name__}: {said}"
-    remedy = "Look at the model on the hub." if reached else "Look at the model's files."
     return ModelError(f"{source} cannot be loaded: {said}.", remedy)
 
 

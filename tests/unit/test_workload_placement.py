@@ -84,7 +84,7 @@ def test_a_config_that_is_no_config_is_refused(tmp_path: Path, content: str, sai
 
 
 def test_a_missing_config_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="has no config.json"):
+    with pytest.raises(ModelError, match=r"has no config\.json"):
         read_config(tmp_path)
     with pytest.raises(ModelError, match="No file"):
         read_config(tmp_path / "other.json")
@@ -99,6 +99,8 @@ def test_random_models_are_called_after_their_config(tmp_path: Path) -> None:
 
 
 def test_one_line_of_an_error() -> None:
-    assert one_line(ValueError("\n  first:\nsecond")) == "first"
+    assert one_line(ValueError("\n  first.\nsecond")) == "first"
+    assert one_line(ValueError("first:\n  second.\nthird")) == "first: second"
+    assert one_line(ValueError("first:")) == "first"
     assert one_line(ValueError()) == "ValueError"
     assert len(one_line(ValueError("x" * 500))) == 200

@@ -1,0 +1,73 @@
+# From a fresh clone: `make demo` profiles a real model, `make test` runs every check and test.
+#
+#   PYTHON=python3.12     the interpreter that the environment is made from (3.11 or newer)
+#   VENV=.venv            where it goes
+#   PIP_ARGS="..."        more options for pip install, for example an index with a smaller torch
+#   PROFILE_ARGS="..."    more options for `phaseprof profile` in `make demo`
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+PROFILE_ARGS ?=
+TRACE ?=
+
+BIN := $(VENV)/bin
+# A strict editable install holds one link a file, so a new or a removed file asks for a new install. The stamps carry
+# the list of files (not their content) in their names.
+FILES := $(shell find profiler collectors analyzers cli -name '*.py' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
+DEMO := $(VENV)/.installed-demo-$(FILES)
+DEV := $(VENV)/.installed-dev-$(FILES)
+INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS)
+EDITABLE := -C editable_mode=strict
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo    profile the embedded model and print the report (about two minutes, the first time more)"
+	@echo "make test    lint, types, import rules and all tests that this machine can run"
+	@echo "make lint    the same without the tests"
+	@echo "make format  rewrite the code as ruff formats it"
+	@echo "make bench   measure the profiler's own cost"
+	@echo "make clean   remove the environment and everything that was built"
+
+demo: $(DEMO)
+	$(BIN)/phaseprof profile $(if $(TRACE),-o $(TRACE)) $(PROFILE_ARGS)
+
+test: lint
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find profiler collectors analyzers cli tests samples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip installs dependency groups since 25.1.
+$(VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "phaseprof needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	touch $@
+
+$(DEMO): $(VENV)/.pip pyproject.toml constraints.txt
+	@echo "Installing phaseprof into $(VENV) (torch is large: the first time takes minutes)"
+	$(INSTALL) -e ".[demo]" $(EDITABLE)
+	@rm -f $(VENV)/.installed-*
+	touch $@
+
+$(DEV): $(DEMO)
+	$(INSTALL) --group dev
+	touch $@
