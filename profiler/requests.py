@@ -47,6 +47,11 @@ class Served:
             if row not in self.batch.finished:
                 self.outputs[row] += tokens
 
+    def retract(self) -> None:
+        """The prompt goes on: what was yielded so far were not its tokens."""
+        self.token_ns.clear()
+        self.outputs = [0] * len(self.outputs)
+
     def note_warmup(self, warmup: Warmup | None) -> None:
         """A pass is kept out of steady-state figures."""
         if warmup is not None and self.warmup is not Warmup.REQUESTED:

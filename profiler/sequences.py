@@ -60,7 +60,7 @@ class Batch:
     Attributes:
         request_ids: The request of each row.
         prompt: Slots of the prompt, padding included.
-        cached_slots: Slots that were in the cache before the first pass.
+        cached_slots: Slots of the prompt that were in the cache before the first pass.
         end: Slots after the last pass.
         computed: Slots that had been computed before and are computed again when a pass begins below them: used
             without a cache. With a cache, what lies in it is never computed again.
@@ -103,7 +103,7 @@ class Batch:
             prefill += one.split.prefill
             decode += one.split.decode
             recomputed += one.split.recomputed
-            cached += one.past if self.passes == 0 else 0
+            cached += min(one.past, one.prompt) if self.passes == 0 else 0
             phase = _label(forced, one.split)
             slices.append(Slice(request_id, phase, one.tokens, one.past, one.prompt))
         phase = _label(forced, TokenSplit(prefill, decode, recomputed))
@@ -111,6 +111,8 @@ class Batch:
 
     def advance(self, *, past: int, query: int, cached: bool) -> None:
         """Take note that the pass was computed."""
+        if self.passes == 0:
+            self.cached_slots = min(past, self.prompt)
         self.end = past + query
         self.passes += 1
         self.computed = 0 if cached else max(self.computed, self.end)
@@ -132,7 +134,7 @@ class Batch:
         slices = tuple(
             Slice(request_id, phase, query, past, self.prompt) for request_id in self.request_ids
         )
-        cached = past * rows if self.passes == 0 else 0
+        cached = min(past, self.prompt) * rows if self.passes == 0 else 0
         return PassTokens(
             phase, one.prefill * rows, one.decode * rows, one.recomputed * rows, 0, cached, slices
         )

@@ -208,9 +208,7 @@ class Settler:
 
     def _serve_unannounced(self, event: PassSeen, generation: _Generation, past: int) -> None:
         """A decoding method of its own that did not announce its prompt: its first pass is the prompt."""
-        batch = Batch(
-            request_ids(generation.prefix, event.rows), prompt=past + event.query, cached_slots=past
-        )
+        batch = Batch(request_ids(generation.prefix, event.rows), prompt=past + event.query)
         generation.served = Served(batch, event.model_id, generation.began.arrival_ns)
 
     def _note_finished(self, event: PassSeen, generation: _Generation, past: int) -> None:
@@ -247,6 +245,8 @@ class Settler:
                 self._on_cache[event.cache] = loop.served.batch
             return
         if kind is _LoopPass.CHUNK:
+            # What the chunk before yielded was not the first token yet.
+            loop.served.retract()
             loop.served.batch.prompt = past + event.query
         self._set_padding(loop.served.batch, event)
         self._serve(event, ids, loop.served, past, source=TagSource.CACHE)
@@ -569,7 +569,7 @@ def _loop_kind(batch: Batch | None, past: int, query: int) -> _LoopPass:
 
 
 def _turn_batch(prefix: str, event: PassSeen, past: int) -> Batch:
-    return Batch(request_ids(prefix, event.rows), prompt=past + event.query, cached_slots=past)
+    return Batch(request_ids(prefix, event.rows), prompt=past + event.query)
 
 
 def _drafts(tokens: PassTokens, past: int, batch: Batch) -> int:

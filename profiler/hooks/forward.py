@@ -139,7 +139,7 @@ class ForwardHook:
             mask_unread=unread,
             fed=fed,
             logits=logits_positions(kwargs, query) * rows if model.has_head else 0,
-            training=module.training and _records_gradients() or kwargs.get("labels") is not None,
+            training=(module.training and _records_gradients()) or kwargs.get("labels") is not None,
             compiled=_is_compiled(module),
             compiles=_compiles(),
             mark=model.timer.begin() if model.timer is not None else None,

@@ -186,11 +186,8 @@ def _prompt_mask(model: Any, model_kwargs: Any, rows: int, prompt: int) -> tuple
 
 
 def _end_ids(config: Any) -> tuple[int, ...]:
-    """Ids that end a row of a batch, and the one that fills it up afterwards; none if no id ends a row."""
-    if getattr(config, "eos_token_id", None) is None:
+    """Ids that end a row of a batch. The id that fills it up afterwards is not one: a model may draw it, too."""
+    value = getattr(config, "eos_token_id", None)
+    if value is None:
         return ()
-    ids: list[int | None] = []
-    for name in ("eos_token_id", "pad_token_id"):
-        value = getattr(config, name, None)
-        ids += value if isinstance(value, list | tuple) else [value]
-    return tuple({int(item) for item in ids if item is not None})
+    return tuple(value) if isinstance(value, list | tuple) else (int(value),)

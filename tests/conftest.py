@@ -1,0 +1,54 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite golden files that differ, and fail"
+    )
+
+
+def _hooks_left() -> list[str]:
+    """What of phaseprof is still attached to this process, in words."""
+    left = []
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is not None and "__call__" in vars(modeling.PreTrainedModel):
+        left.append("PreTrainedModel.__call__ is wrapped")
+    generation = sys.modules.get("transformers.generation.utils")
+    if generation is not None:
+        for name, value in vars(generation.GenerationMixin).items():
+            code = getattr(value, "__code__", None)
+            if code is not None and "hooks/generate.py" in code.co_filename:
+                left.append(f"GenerationMixin.{name} is wrapped")
+    session = sys.modules.get("phaseprof.session")
+    if session is not None:
+        if session.current() is not None:
+            left.append("a session runs")
+        if session._flags.warmups or session._flags.profiled or session._state.override:
+            left.append("a flag of the session is set")
+    left += [
+        f"{type(finder).__module__} waits on sys.meta_path"
+        for finder in sys.meta_path
+        if type(finder).__module__.startswith("phaseprof")
+    ]
+    left += [
+        f"thread {thread.name} runs"
+        for thread in threading.enumerate()
+        if thread.name.startswith("phaseprof")
+    ]
+    return left
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test after which a hook, a session or a thread of ours is still there."""
+    assert _hooks_left() == []
+    yield
+    assert _hooks_left() == []
