@@ -1,0 +1,78 @@
+"""`phaseprof run -- CMD …`: record whatever the command's Python processes do, then report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phaseprof.cli.render import errors
+from phaseprof.errors import PhaseprofError
+
+# Options end where the command begins: `phaseprof run python x.py -o y` gives -o to x.py.
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+
+
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CMD",
+            help="The command, after `--`: a script.py, python …, -m module, a console script, any program.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="TRACE",
+            help="Folder for the trace, new or empty. Default: ./phaseprof-<local time>.",
+            show_default=False,
+        ),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option(help="Print the report to stderr when the command has ended.")
+    ] = True,
+) -> None:
+    """Run a command and record the model calls of all its Python processes.
+
+    Its streams, signals and exit code are its own; what phaseprof says goes to stderr after it has ended.
+    """
+    from phaseprof.launch.wrap import run_wrapped
+
+    outcome = run_wrapped(command or [], output)
+    for failure in outcome.failures if outcome.nothing is None else ():
+        _say(f"phaseprof: a process was not recorded: {failure}")
+    if outcome.nothing is not None:
+        _say(_error(outcome.nothing))
+    else:
+        if report:
+            _report(outcome.trace)
+        _say(f"phaseprof: the trace is in {outcome.trace} · phaseprof report {outcome.trace}")
+    raise typer.Exit(outcome.exit_code)
+
+
+def _report(trace: Path) -> None:
+    from phaseprof.api import load_report
+    from phaseprof.cli.render.stream import render_for
+
+    try:
+        text = render_for(load_report(trace, calibrate=True), sys.stderr)
+    except PhaseprofError as error:
+        # Said here and not by main: the exit code that must stand is the command's.
+        text = _error(error)
+    _say(text)
+
+
+def _error(error: PhaseprofError) -> str:
+    from phaseprof.cli.render.stream import takes_color
+
+    return errors.render(error, color=takes_color(sys.stderr))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,89 @@
+"""The folder that a new trace goes to."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from phaseprof.errors import TraceError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFolder:
+    """An empty folder, ready for a trace.
+
+    Attributes:
+        path: Absolute.
+        created: Folders that had to be made for it, outermost first.
+    """
+
+    path: Path
+    created: tuple[Path, ...]
+
+    def remove_if_empty(self) -> None:
+        """Leave nothing behind when nothing was recorded: takes back the folders that were made."""
+        for folder in reversed(self.created):
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+
+
+def prepare_output(asked: Path | None) -> OutputFolder:
+    """Make the folder for a trace: `asked`, or ``./phaseprof-<local time>``.
+
+    It is made before the work begins, so that a place that cannot be written to is found out then and not after it.
+
+    Raises:
+        UsageError: There is something there already.
+        TraceError: It cannot be made or written to.
+    """
+    if asked is None:
+        return _default_folder()
+    path = asked.absolute()
+    if path.exists():
+        if not path.is_dir():
+            raise UsageError(f"{asked} is a file.", "Give -o a folder that is new or empty.")
+        try:
+            occupied = any(path.iterdir())
+        except OSError as error:
+            raise _not_writable(asked, error) from error
+        if occupied:
+            raise UsageError(
+                f"{asked} is not empty, and two runs in one folder could not be told apart.",
+                "Give -o a folder that is new or empty, or remove this one.",
+            )
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise _not_writable(asked, PermissionError(13, os.strerror(13)))
+        return OutputFolder(path, ())
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise _not_writable(asked, error) from error
+    return OutputFolder(path, tuple(reversed(missing)))
+
+
+def _default_folder() -> OutputFolder:
+    stem = time.strftime("phaseprof-%Y-%m-%dT%H-%M-%S")
+    attempt = 1
+    while True:
+        # A second run in the same second and folder gets a number.
+        path = Path.cwd() / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            attempt += 1
+        except OSError as error:
+            raise _not_writable(path.parent, error) from error
+        else:
+            return OutputFolder(path, (path,))
+
+
+def _not_writable(path: Path, error: OSError) -> TraceError:
+    return TraceError(
+        f"A trace cannot be written to {path}: {error.strerror}.",
+        "Give -o a folder you may write to.",
+    )
