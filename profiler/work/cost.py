@@ -24,6 +24,7 @@ class AttentionCost:
         window_tokens: Sliding window: a query attends to itself and ``window - 1`` tokens before it; None for full.
         kv_bytes_per_token: Bytes of keys and values that one token adds to one layer's cache, by the real cache once
             one was seen, before that by the dtype of the model.
+        layer_indices: Which layers they are, in the order of the cache; empty if that was not recorded.
     """
 
     layers: int
@@ -33,6 +34,7 @@ class AttentionCost:
     v_head_dim: int
     window_tokens: int | None
     kv_bytes_per_token: int
+    layer_indices: tuple[int, ...] = ()
 
     @property
     def flops_per_pair(self) -> int:
@@ -58,6 +60,8 @@ class ModelCost:
         dtype: The dtype of the matrices, as torch spells it without the prefix (``float32``, ``bfloat16``).
         not_covered: Why the closed form does not hold for this model, one clause each; empty when it does. With
             entries here, no FLOPs or bytes are given.
+        tied_lookup_bytes_per_token: The part of ``lookup_bytes_per_token`` whose table is the output head as well: a
+            pass that computes the head reads those rows with it.
     """
 
     linear_flops_per_token: int
@@ -70,6 +74,7 @@ class ModelCost:
     parameters: int
     dtype: str
     not_covered: tuple[str, ...] = field(default=())
+    tied_lookup_bytes_per_token: int = 0
 
     @property
     def covered(self) -> bool:
@@ -88,6 +93,10 @@ class ModelCost:
             KeyError, TypeError: If the data is not of that form.
         """
         fields = dict(data)
-        fields["attention"] = tuple(AttentionCost(**group) for group in fields["attention"])
+        fields["attention"] = tuple(_attention_from_json(group) for group in fields["attention"])
         fields["not_covered"] = tuple(fields.get("not_covered", ()))
         return cls(**fields)
+
+
+def _attention_from_json(data: Mapping[str, Any]) -> AttentionCost:
+    return AttentionCost(**{**data, "layer_indices": tuple(data.get("layer_indices", ()))})
