@@ -8,10 +8,12 @@ its place: its passes cost the same, its text means nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -240,7 +242,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     if config_class is not None:
         options["quantization_config"] = config_class(dequantize=True)
     try:
-        with quiet_transformers():
+        # The GGUF reader's progress bar ignores the settings of transformers.
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
             tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             model.save_pretrained(folder)

@@ -68,7 +68,9 @@ class WorkloadPlan:
 
     def facts(self) -> dict[str, object]:
         """The plan as plain values, for the trace's meta file."""
-        return {**asdict(self), "batches": list(self.batches)}
+        facts = asdict(self)
+        facts["batch"] = list(facts.pop("batches"))
+        return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,11 @@ class _Prompts:
 def _generate(
     model: Any, prompts: _Prompts, batch: int, plan: WorkloadPlan, new_tokens: int
 ) -> None:
+    """One call of ``generate``.
+
+    Raises:
+        ModelError: If it fails.
+    """
     import torch
 
     ids = prompts.draw(batch)
@@ -200,19 +207,23 @@ def _generate(
         options["cache_implementation"] = plan.cache_implementation
     try:
         model.generate(ids, **options)
-    except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"The device's memory does not hold batch {batch} with "
-            f"{plan.prompt_tokens + new_tokens} tokens a sequence.",
-            "Use a smaller --batch, fewer tokens or --dtype bfloat16.",
-        ) from error
-    except ImportError as error:
-        raise ModelError(f"The model cannot run: {one_line(error)}.") from error
     except Exception as error:
-        raise ModelError(
-            f"The model failed at batch {batch}: {type(error).__name__}: {one_line(error)}.",
-            "PHASEPROF_DEBUG=1 shows where.",
-        ) from error
+        raise _say_why(error, batch, plan.prompt_tokens + new_tokens) from error
+
+
+def _say_why(error: Exception, batch: int, tokens: int) -> ModelError:
+    import torch
+
+    # torch says it by class on a GPU and by text alone on a CPU.
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPU" in str(error):
+        return ModelError(
+            f"The device's memory does not hold batch {batch} with {tokens} tokens a sequence.",
+            "Use a smaller --batch, fewer tokens or --dtype bfloat16.",
+        )
+    return ModelError(
+        f"The model failed at batch {batch}: {type(error).__name__}: {one_line(error)}.",
+        "PHASEPROF_DEBUG=1 shows where.",
+    )
 
 
 def _text_config(model: Any) -> Any:

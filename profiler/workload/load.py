@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
 import logging
 import warnings
@@ -125,12 +124,13 @@ def _choose_device(name: str | None) -> str:
     return f"cuda:{index}"
 
 
-def load_model(source: str, placement: Placement) -> torch.nn.Module:
+def load_model(source: str, placement: Placement, *, name: str = "") -> torch.nn.Module:
     """Load a model that can generate, with its weights, in evaluation mode.
 
     Args:
         source: A folder, or the name of a model on the hub.
         placement: Device, dtype and attention.
+        name: What reports call it; by default a folder's name, or the name on the hub.
 
     Raises:
         MissingPackageError: If transformers (or a package that the model needs) is not installed.
@@ -142,10 +142,10 @@ def load_model(source: str, placement: Placement) -> torch.nn.Module:
         content = read_config(path)
         if "auto_map" not in content:
             _known_kind(content, source)
-        where, local = str(path), True
+        where, local, called = str(path), True, name or path.resolve().name
     else:
         _refuse_what_is_no_name(source, path)
-        where, local = source, not _hub_has(source)
+        where, local, called = source, not _hub_has(source), name or source
     try:
         with quiet_transformers():
             import transformers
@@ -161,7 +161,7 @@ def load_model(source: str, placement: Placement) -> torch.nn.Module:
                 **_options(placement),
                 **_device_map(placement),
             )
-            return _settle(model, placement)
+            return _settle(model, placement, called)
     except PhaseprofError:
         raise
     except Exception as error:
@@ -204,10 +204,7 @@ def random_model(
         raise
     except Exception as error:
         raise _translate(error, name, remedy="Look at the config.") from error
-    called = f"{name} (random weights)"
-    model.config._name_or_path = called
-    model.name_or_path = called
-    return _settle(model, placement)
+    return _settle(model, placement, f"{name} (random weights)")
 
 
 def read_config(path: Path) -> dict[str, object]:
@@ -273,8 +270,7 @@ def quiet_transformers() -> Iterator[None]:
     hf_logging.disable_progress_bar()
     hub.setLevel(logging.ERROR)
     try:
-        # One bar (the GGUF reader's) ignores the setting, and writes to sys.stderr.
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -393,7 +389,10 @@ def _device_map(placement: Placement) -> dict[str, object]:
     return {"device_map": {"": placement.device}}
 
 
-def _settle(model: Any, placement: Placement) -> torch.nn.Module:
+def _settle(model: Any, placement: Placement, name: str) -> torch.nn.Module:
+    # Both: a model copies the name from its config when it is made.
+    model.config._name_or_path = name
+    model.name_or_path = name
     module: torch.nn.Module = model
     if next(module.parameters()).device.type != placement.device.partition(":")[0]:
         module = module.to(placement.device)

@@ -45,7 +45,7 @@ def test_facts_survive_json() -> None:
     assert facts == {
         "prompt_tokens": 7,
         "new_tokens": 2,
-        "batches": [1, 4],
+        "batch": [1, 4],
         "warmup": 1,
         "repeats": 8,
         "seed": 0,

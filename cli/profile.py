@@ -1,0 +1,299 @@
+"""`phaseprof profile [MODEL]`: run requests of a known size on a model, and report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phaseprof.cli.render.progress import TerminalProgress
+from phaseprof.errors import CalibrationError, EmptyRunError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from phaseprof.api import PrintableReport
+    from phaseprof.workload.generate import WorkloadOutcome, WorkloadPlan
+    from phaseprof.workload.load import Placement
+
+_INTERRUPTED = 130
+
+
+def profile(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A Hugging Face model: a folder or a name on the hub. Default: SmolLM2-135M-Instruct, which is "
+            "fetched once.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each prompt.")] = 512,
+    new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 64,
+    batch: Annotated[
+        str, typer.Option(metavar="N[,N…]", help="Sequences per call: one size or several.")
+    ] = "1",
+    repeats: Annotated[int, typer.Option(metavar="N", help="Calls per batch size.")] = 8,
+    warmup: Annotated[
+        int, typer.Option(metavar="N", help="Calls per batch size that run first and do not count.")
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the prompts and of random weights.")
+    ] = 0,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16. Default: float32 on a CPU, bfloat16 on CUDA.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu, cuda or cuda:N. Default: CUDA if there is a device.", show_default=False
+        ),
+    ] = None,
+    attn: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Attention implementation: sdpa, eager, flash_attention_2, … Default: transformers'.",
+            show_default=False,
+        ),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="KV cache implementation: dynamic, static, … Default: the model's.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Threads torch computes with on a CPU. Default: torch's.",
+            show_default=False,
+        ),
+    ] = None,
+    model_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Instead of MODEL: random weights for a config.json, nothing is downloaded.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="TRACE",
+            help="Folder for the trace, new or empty. Default: ./phaseprof-<local time>.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of text.")
+    ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            help="Measure this device's ceilings first, if they are not known yet (seconds, once)."
+        ),
+    ] = True,
+) -> None:
+    """Run requests of a known size on a model, and say what bounds prefill and decode.
+
+    Prompts are random tokens of exactly the given number, and every sequence generates exactly as many as asked for.
+    Ctrl-C ends the run early and reports what was recorded.
+    """
+    from phaseprof.workload.generate import WorkloadPlan
+
+    plan = WorkloadPlan(
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        batches=parse_batches(batch),
+        warmup=warmup,
+        repeats=repeats,
+        seed=seed,
+        cache_implementation=cache,
+    )
+    if model is not None and model_config is not None:
+        raise UsageError("MODEL and --model-config exclude each other.", "Give one of them.")
+    if threads is not None and threads < 1:
+        raise UsageError(f"Threads: {threads} is less than 1.")
+    _check_output(output)
+    with TerminalProgress() as progress:
+        progress("Loading torch and transformers")
+        _use_threads(threads)
+        from phaseprof.workload.load import choose_placement, require_transformers
+
+        placement = choose_placement(device, dtype, attn)
+        require_transformers()
+        subject = _get_model(model, model_config, placement, seed, progress)
+        result = _measure(subject, plan, placement, output, calibrate, progress)
+    _print(result.report, as_json)
+    if result.outcome.interrupted:
+        progress.say(
+            f"interrupted after {result.outcome.calls} of {result.outcome.planned} calls; the report covers those"
+        )
+        raise typer.Exit(_INTERRUPTED)
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Read ``1,4,16``.
+
+    Raises:
+        UsageError: If an entry is not a whole number.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    for entry in entries:
+        if not (entry.isascii() and entry.removeprefix("-").isdigit()):
+            raise UsageError(
+                f"--batch {text!r}: {entry!r} is not a whole number.",
+                "Give batch sizes with commas between them, for example --batch 1,4,16",
+            )
+    return tuple(int(entry) for entry in entries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The model to run, and what a reader should know about it."""
+
+    model: torch.nn.Module
+    name: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    report: PrintableReport
+    outcome: WorkloadOutcome
+
+
+def _check_output(output: Path | None) -> None:
+    """Said before the model is loaded; the trace's writer would say it after."""
+    if output is None or not output.exists():
+        return
+    if not output.is_dir():
+        raise UsageError(f"{output} is a file.", "Give -o a new or empty folder.")
+    try:
+        taken = any(output.iterdir())
+    except OSError as error:
+        raise UsageError(f"{output} cannot be read: {error.strerror}.") from error
+    if taken:
+        raise UsageError(f"The folder {output} is not empty.", "Give -o a new or empty folder.")
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _get_model(
+    model: str | None,
+    model_config: Path | None,
+    placement: Placement,
+    seed: int,
+    progress: TerminalProgress,
+) -> _Subject:
+    from phaseprof.workload import embedded
+    from phaseprof.workload.load import config_name, load_model, random_model, read_config
+
+    if model_config is not None:
+        name = config_name(model_config)
+        progress(f"Making random weights for {name}")
+        made = random_model(read_config(model_config), placement, name=name, seed=seed)
+        return _Subject(made, f"{name} (random weights)", "")
+    if model is not None:
+        progress(f"Loading {model}")
+        return _Subject(load_model(model, placement), model, "")
+    found = embedded.ensure_embedded(progress)
+    if found.path is None:
+        progress.say(found.note)
+        progress(f"Making random weights for {embedded.NAME}")
+        made = random_model(embedded.CONFIG, placement, name=embedded.NAME, seed=seed)
+        return _Subject(made, found.name, found.note)
+    progress(f"Loading {found.name}")
+    return _Subject(load_model(str(found.path), placement, name=found.name), found.name, "")
+
+
+def _measure(
+    subject: _Subject,
+    plan: WorkloadPlan,
+    placement: Placement,
+    output: Path | None,
+    calibrate: bool,
+    progress: TerminalProgress,
+) -> _Result:
+    import phaseprof.api
+    from phaseprof.workload.generate import check_fits, run_few_tokens, run_workload
+    from phaseprof.workload.load import quiet_transformers
+
+    check_fits(subject.model, plan)
+    if not sys.stderr.isatty():
+        progress.say(_one_line(subject, plan, placement))
+    if calibrate:
+        _ensure_ceilings(placement, progress)
+    facts: dict[str, object] = {**plan.facts(), "attn": placement.attn_implementation}
+    if subject.note:
+        facts["note"] = subject.note
+    with quiet_transformers(), phaseprof.api.profile(subject.model, output, workload=facts) as prof:
+        outcome = run_workload(subject.model, plan, progress=progress)
+        if placement.device == "cpu" and not outcome.interrupted:
+            progress("Looking at the operators of a few passes")
+            with prof.operator_window():
+                run_few_tokens(subject.model, plan)
+        progress("Writing the trace")
+    progress("Reading the trace")
+    try:
+        return _Result(prof.report(calibrate=calibrate), outcome)
+    except EmptyRunError:
+        if outcome.interrupted:  # before the first pass: there is nothing to say but that
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _one_line(subject: _Subject, plan: WorkloadPlan, placement: Placement) -> str:
+    batches = ", ".join(str(batch) for batch in plan.batches)
+    calls = plan.repeats * len(plan.batches)
+    return (
+        f"profiling {subject.name} on {placement.device} in {placement.dtype}: {calls} calls of "
+        f"{plan.prompt_tokens} prompt + {plan.new_tokens} new tokens, batch {batches}"
+    )
+
+
+def _ensure_ceilings(placement: Placement, progress: TerminalProgress) -> None:
+    """Before the run, so that nothing else of ours is in memory; the report finds them in the cache."""
+    from phaseprof.collectors import ceilings
+    from phaseprof.devices import describe
+
+    try:
+        ceilings.ensure(
+            describe(placement.device),
+            placement.dtype,
+            progress=lambda what: progress(f"Measuring this device: {what}"),
+        )
+    except CalibrationError as error:
+        progress.say(f"{error.message} The report gives no share of a ceiling.")
+
+
+def _print(report: PrintableReport, as_json: bool) -> None:
+    if as_json:
+        from phaseprof.analyzers.as_json import to_json
+
+        print(json.dumps(to_json(report), indent=2, allow_nan=False))
+    else:
+        from phaseprof.cli.render.stream import render_for
+
+        print(render_for(report, sys.stdout))
