@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from phaseprof.collectors import datasheet
 from phaseprof.collectors.ceilings_cache import cache_path, load, store
 from phaseprof.devices import describe
-from phaseprof.errors import CalibrationError
+from phaseprof.errors import CalibrationError, UsageError
 from phaseprof.trace.meta import Ceilings, Device
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ __all__ = [
     "store",
 ]
 
-#: Called with (figures done, figures in all, what is measured next).
+#: Called with (figures done, figures in all, what is measured next; empty at the end).
 Progress = Callable[[int, int, str], None]
 
 #: dtypes whose matmul is measured. Others (fp8, int8) need scales or kernels of their own: datasheet or nothing.
@@ -108,7 +108,7 @@ def measure(
         device: From `phaseprof.devices.describe`. A CPU is measured with `device.threads` threads.
         dtypes: Of `MEASURED_DTYPES`.
         seconds: About how long it may take in all, allocation not counted.
-        progress: Told before each figure.
+        progress: Told before each figure, and at the end.
 
     Raises:
         CalibrationError: If the device cannot be measured, a dtype is not one that is measured or cannot be
@@ -128,12 +128,13 @@ def measure(
         )
     import torch
 
-    # Under a caller's autocast a float32 matmul would be a bfloat16 one.
-    plain = torch.autocast(device.kind, enabled=False)
-    with _threads(device), torch.inference_mode(), plain:
+    with _threads(device):
         _check_still_the_same(device)
+        # Under a caller's autocast a float32 matmul would be a bfloat16 one.
+        plain = torch.autocast(device.kind, enabled=False)
         try:
-            return _measure(device, wanted, seconds, progress or _tell_nobody)
+            with torch.inference_mode(), plain:
+                return _measure(device, wanted, seconds, progress or _tell_nobody)
         except (RuntimeError, MemoryError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise CalibrationError(
@@ -148,7 +149,8 @@ def measure(
 def _measure(
     device: Device, dtypes: Sequence[str], seconds: float, tell: Progress
 ) -> tuple[Ceilings, ...]:
-    share, total = seconds / (len(dtypes) + 1), len(dtypes) + 1
+    total = len(dtypes) + 1
+    share = seconds / total
     tell(0, total, "memory bandwidth")
     size = _buffer_bytes(device)
     reads = _rank(_read_candidates(device, size), device, share, _READ_FINALISTS)
@@ -199,7 +201,13 @@ def _threads(device: Device) -> Iterator[None]:
 
 def _check_still_the_same(device: Device) -> None:
     """A figure must not be kept under the key of another device or another setting."""
-    live = describe(_torch_name(device))
+    try:
+        live = describe(_torch_name(device))
+    except UsageError as error:
+        raise CalibrationError(
+            f"{device.name} is not a device of this machine: {error.message}",
+            "Calibrate on the machine that it belongs to.",
+        ) from error
     if live.key != device.key:
         raise CalibrationError(
             f"{device.name} is not what it was when it was described ({live.key}, not {device.key}).",
@@ -353,11 +361,13 @@ def resolve(device: Device, dtype: str) -> Ceilings | None:
     return datasheet.lookup(device, dtype)
 
 
-def ensure(device: Device, dtype: str, progress: Progress | None = None) -> Ceilings | None:
+def ensure(
+    device: Device, dtype: str, progress: Progress | None = None, *, seconds: float = 5.0
+) -> Ceilings | None:
     """The measured roofs of `device` for `dtype`: from the cache, or measured now and cached.
 
     A cache that cannot be written does not spoil the figure: it is returned all the same. For a dtype or a kind of
-    device that is never measured this is :func:`resolve`.
+    device that is never measured this is :func:`resolve`. `seconds` and `progress` are those of :func:`measure`.
 
     Raises:
         CalibrationError: If measuring fails, and no datasheet knows the device.
@@ -368,7 +378,7 @@ def ensure(device: Device, dtype: str, progress: Progress | None = None) -> Ceil
     if dtype not in MEASURED_DTYPES or device.kind not in ("cpu", "cuda"):
         return known
     try:
-        (measured,) = measure(device, (dtype,), progress=progress)
+        (measured,) = measure(device, (dtype,), seconds=seconds, progress=progress)
     except CalibrationError:
         if known is not None:
             return known
