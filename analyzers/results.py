@@ -63,6 +63,19 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Lever:
+    """One thing to do.
+
+    Attributes:
+        name: What to change, as a noun: ``batch``.
+        how: Why and how, as a clause without capital and full stop.
+    """
+
+    name: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The bound of a phase.
 
@@ -73,6 +86,9 @@ class Verdict:
         explained: max(t_compute, t_memory) / time; None without work or ceilings.
         evidence: The reasons, strongest first.
         remedy: What to try first, one sentence; empty when nothing is bound.
+        lever: The same in its two parts.
+        excess: Why a share of a roof is above 100 %, as sentences; empty when none is. Whoever shows such a share
+            shows this with it.
     """
 
     bound: Bound
@@ -81,6 +97,8 @@ class Verdict:
     explained: float | None
     evidence: tuple[Evidence, ...]
     remedy: str
+    lever: Lever | None = None
+    excess: str = ""
 
 
 @dataclass(frozen=True, slots=True)

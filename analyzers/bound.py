@@ -1,0 +1,403 @@
+"""What bounds a phase: one class, how sure it is, and the reasons in words.
+
+The order of the questions (DESIGN: Bound), with the thresholds of `phaseprof.analyzers.thresholds`:
+
+1. no work or no roofs: ``unknown`` (``overhead`` if the device was seen idle: no roof could explain that time);
+2. exposed collectives take more than either roof needs, and more than the idle time: ``communication``;
+3. the nearer roof explains enough of the time: ``compute`` or ``bandwidth``;
+4. whether the device was busy is not known: ``overhead or latency``;
+5. the larger part of the unexplained time is idle: ``overhead``; else ``latency``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from phaseprof.analyzers import thresholds
+from phaseprof.analyzers.remedies import Circumstances, lever, wider_dtype_hint
+from phaseprof.analyzers.results import (
+    Bound,
+    Confidence,
+    Evidence,
+    Lever,
+    Provenance,
+    Roof,
+    Verdict,
+)
+from phaseprof.analyzers.roofline import RoofTimes, roof_times
+from phaseprof.analyzers.wording import (
+    byte_rate,
+    count,
+    data,
+    duration,
+    flop_rate,
+    number,
+    pass_noun,
+    percent,
+    sentence,
+    work,
+)
+from phaseprof.phases import Phase
+from phaseprof.trace.meta import Ceilings
+
+_NOTHING_KNOWN = Circumstances()
+_ORDER = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)
+
+
+@dataclass(slots=True)
+class _Case:
+    """What one phase is judged by, and the evidence as it gathers."""
+
+    time_s: float
+    flops: float | None
+    moved_bytes: float | None
+    ceilings: Ceilings | None
+    busy_share: float | None
+    comm_share: float | None
+    phase: Phase
+    known: Circumstances
+    evidence: list[Evidence] = field(default_factory=list)
+    doubts: list[Evidence] = field(default_factory=list)
+    excess: list[str] = field(default_factory=list)
+    confidence: Confidence = Confidence.HIGH
+
+    @property
+    def passes(self) -> int:
+        return self.known.passes or 1
+
+    @property
+    def noun(self) -> str:
+        return pass_noun(self.phase)
+
+    @property
+    def idle_share(self) -> float | None:
+        return None if self.busy_share is None else 1 - self.busy_share
+
+    def say(self, text: str, provenance: Provenance) -> None:
+        self.evidence.append(Evidence(sentence(text), provenance))
+
+    def doubt(self, level: Confidence, text: str, provenance: Provenance) -> None:
+        """Lower the confidence to at most ``level``, with the reason."""
+        self.confidence = max(self.confidence, level, key=_ORDER.index)
+        self.doubts.append(Evidence(sentence(text), provenance))
+
+
+def classify(
+    *,
+    time_s: float,
+    flops: float | None,
+    bytes: float | None,
+    ceilings: Ceilings | None,
+    busy_share: float | None,
+    phase: Phase,
+    exposed_comm_share: float | None = None,
+    circumstances: Circumstances = _NOTHING_KNOWN,
+) -> Verdict:
+    """Class a phase.
+
+    Args:
+        time_s: Time of its passes, in seconds.
+        flops: FLOPs of these passes; None if not known.
+        bytes: Bytes that had to move: weights, KV read and written; None if not known.
+        ceilings: Roofs of the device for the dtype; None if not known.
+        busy_share: Share of the time in which the device worked; None if not seen.
+        phase: Which phase, for the wording and the remedy.
+        exposed_comm_share: Share of the time in collectives that overlap with nothing; None if not seen.
+        circumstances: What else is known.
+    """
+    case = _Case(
+        time_s, flops, bytes, ceilings, busy_share, exposed_comm_share, phase, circumstances
+    )
+    reason = _why_no_roofline(case)
+    if reason:
+        return _without_roofline(case, reason)
+    assert flops is not None and bytes is not None and ceilings is not None
+    return _with_roofline(
+        case, roof_times(flops=flops, moved_bytes=bytes, ceilings=ceilings), ceilings
+    )
+
+
+def _why_no_roofline(case: _Case) -> str:
+    """Why the time cannot be held against roofs; empty if it can."""
+    if case.time_s <= 0:
+        return "no time was recorded"
+    if case.flops is None or case.moved_bytes is None:
+        return case.known.no_work or "FLOPs and bytes of these passes are not known"
+    if case.flops <= 0 and case.moved_bytes <= 0:
+        return "these passes did no counted work"
+    roofs = case.ceilings
+    if roofs is None or roofs.flops_per_s <= 0 or roofs.bytes_per_s <= 0:
+        return case.known.no_roofs or "the roofs of this device are not known"
+    return ""
+
+
+def _without_roofline(case: _Case, reason: str) -> Verdict:
+    idle = case.idle_share
+    if case.time_s > 0 and idle is not None and idle >= thresholds.IDLE_WITHOUT_ROOFS.value:
+        _say_busy(case)
+        case.say(
+            f"{reason}; but no roof can explain time in which the device is idle",
+            Provenance.MODELLED,
+        )
+        case.confidence = Confidence.MEDIUM
+        return _settle(case, Bound.OVERHEAD, None, lever(Bound.OVERHEAD, case.phase, case.known))
+    case.say(reason, Provenance.COUNTED)
+    if case.busy_share is not None:
+        _say_busy(case)
+    case.confidence = Confidence.LOW
+    first = None
+    if case.flops and case.ceilings is None:
+        first = Lever("the roofs of this device", "`phaseprof calibrate` measures them")
+    return _settle(case, Bound.UNKNOWN, None, first)
+
+
+def _with_roofline(case: _Case, roofs: RoofTimes, ceilings: Ceilings) -> Verdict:
+    explained = roofs.floor_s / case.time_s
+    bound = _bound(case, roofs, explained)
+    _say_roofs(case, roofs, ceilings, explained)
+    _say_communication(case, explained)
+    _say_idle(case, bound, explained)
+    if explained > 1:
+        _explain_excess(case, roofs, ceilings)
+    _doubt_roofs(case, roofs, ceilings, bound)
+    _doubt_threshold(case, ceilings, explained)
+    _doubt_passes(case)
+    hint = _dtype_hint(case, ceilings) if bound is Bound.LATENCY else ""
+    first = lever(bound, case.phase, case.known, roofs=roofs, ceilings=ceilings, dtype_hint=hint)
+    return _settle(case, bound, (roofs.nearest, explained), first)
+
+
+def _bound(case: _Case, roofs: RoofTimes, explained: float) -> Bound:
+    comm = case.comm_share or 0.0
+    idle = case.idle_share
+    takes_most = comm > explained and comm >= (idle or 0.0)
+    if takes_most and comm >= thresholds.EXPOSED_COMMUNICATION.value:
+        return Bound.COMMUNICATION
+    if explained >= thresholds.ENOUGH_EXPLAINED.value:
+        return Bound.COMPUTE if roofs.nearest is Roof.COMPUTE else Bound.BANDWIDTH
+    if idle is None or _timeline_incomplete(case, explained):
+        return Bound.OVERHEAD_OR_LATENCY
+    if idle >= thresholds.IDLE_OF_UNEXPLAINED.value * (1 - explained):
+        return Bound.OVERHEAD
+    return Bound.LATENCY
+
+
+def _timeline_incomplete(case: _Case, explained: float) -> bool:
+    """Whether the device seems to have worked for less time than its work needs at the roofs."""
+    if case.busy_share is None:
+        return False
+    return case.busy_share < thresholds.TIMELINE_COVERAGE.value * min(explained, 1.0)
+
+
+def _say_roofs(case: _Case, roofs: RoofTimes, ceilings: Ceilings, explained: float) -> None:
+    assert case.flops is not None and case.moved_bytes is not None
+    n = case.passes
+    compute = (
+        f"{work(case.flops / n)} a {case.noun} take {duration(roofs.compute_s / n)} at "
+        f"{flop_rate(ceilings.flops_per_s)}"
+    )
+    memory = (
+        f"{data(case.moved_bytes / n)} a {case.noun} take {duration(roofs.memory_s / n)} at "
+        f"{byte_rate(ceilings.bytes_per_s)}"
+    )
+    first, second = (compute, memory) if roofs.nearest is Roof.COMPUTE else (memory, compute)
+    case.say(f"{first}, {second}: the {roofs.nearest} roof is nearer", Provenance.MODELLED)
+    case.say(
+        f"a {case.noun} took {duration(case.time_s / n)}, of which that roof explains {percent(explained)}",
+        Provenance.MEASURED,
+    )
+
+
+def _say_communication(case: _Case, explained: float) -> None:
+    if case.comm_share is None:
+        return
+    than = "more" if case.comm_share > explained else "not more"
+    case.say(
+        f"exposed collectives take {percent(case.comm_share)} of the time, {than} than the nearer roof "
+        f"({percent(explained)})",
+        Provenance.MEASURED,
+    )
+
+
+def _say_busy(case: _Case) -> None:
+    assert case.busy_share is not None
+    seen = case.known.profiled_passes
+    where = f" (kernel timeline of {count(seen, 'pass')})" if seen else ""
+    case.say(
+        f"the device worked {percent(case.busy_share)} of the time{where}", Provenance.MEASURED
+    )
+
+
+def _say_idle(case: _Case, bound: Bound, explained: float) -> None:
+    """What is known of the time that no roof explains."""
+    if case.busy_share is None:
+        if bound is Bound.OVERHEAD_OR_LATENCY:
+            case.say(
+                "whether the device was idle in the rest (overhead) or busy with slow kernels (latency) was not seen; "
+                "a few passes recorded with torch.profiler would tell",
+                Provenance.MEASURED,
+            )
+        return
+    _say_busy(case)
+    if _timeline_incomplete(case, explained):
+        case.doubt(
+            Confidence.LOW,
+            f"that is less than the {percent(min(explained, 1.0))} that its work needs at the roofs: the kernel "
+            "timeline lacks kernels, and its idle time is not believed",
+            Provenance.MODELLED,
+        )
+    elif bound in (Bound.OVERHEAD, Bound.LATENCY):
+        slow = max(case.busy_share - explained, 0.0)
+        case.say(
+            f"of the time that no roof explains ({percent(1 - explained)}), {percent(1 - case.busy_share)} of the "
+            f"whole is idle and {percent(slow)} goes to kernels that are slower than the roofs",
+            Provenance.MODELLED,
+        )
+        if abs((1 - case.busy_share) - slow) < 2 * thresholds.NEAR_ENOUGH_EXPLAINED.value:
+            case.doubt(
+                Confidence.MEDIUM,
+                "idle time and slow kernels weigh about the same: it is nearly a tie of overhead and latency",
+                Provenance.MODELLED,
+            )
+
+
+def _explain_excess(case: _Case, roofs: RoofTimes, ceilings: Ceilings) -> None:
+    """A share above 100 % is never shown without its explanation."""
+    spread = ceilings.spread or 0.0
+    for roof, needed_s in ((Roof.COMPUTE, roofs.compute_s), (Roof.BANDWIDTH, roofs.memory_s)):
+        share = needed_s / case.time_s
+        if share <= 1:
+            continue
+        lead = f"{percent(share)} of the {roof} roof is above it"
+        if share <= 1 + spread:
+            text = f"{lead}, but within the ±{percent(spread)} to which the roof is known"
+            case.say(text, Provenance.MEASURED)
+        else:
+            far = share >= thresholds.FAR_ABOVE_ROOF.value
+            text = f"{lead}: {_excess_reason(case, roof, ceilings)}"
+            case.doubt(Confidence.LOW if far else Confidence.MEDIUM, text, Provenance.MODELLED)
+        case.excess.append(sentence(text))
+
+
+def _excess_reason(case: _Case, roof: Roof, ceilings: Ceilings) -> str:
+    again = "; measure the roof again (`phaseprof calibrate`) on a quiet machine"
+    if roof is Roof.BANDWIDTH:
+        assert case.moved_bytes is not None
+        per_pass = case.moved_bytes / case.passes
+        if per_pass <= thresholds.CACHE_RESIDENT_BYTES.value:
+            return (
+                f"the {data(per_pass)} of a {case.noun} are smaller than many a last-level cache and can stay in it, "
+                "so that memory is not read each time: the memory roof does not hold for it"
+            )
+        if ceilings.source == "measured":
+            return (
+                "the roof was measured while the memory was slower or shared, or a part of the bytes stayed in a cache"
+                + again
+            )
+        return (
+            "a part of the bytes stayed in a cache, or the datasheet names a slower memory variant"
+        )
+    if ceilings.source == "measured":
+        return "the device ran at a higher clock than when its roof was measured" + again
+    return (
+        "the device boosts above the clock of the datasheet's dense peak, or it multiplied sparse or "
+        "lower-precision matrices, for which the peak is higher"
+    )
+
+
+def _doubt_roofs(case: _Case, roofs: RoofTimes, ceilings: Ceilings, bound: Bound) -> None:
+    if ceilings.source != "measured":
+        case.doubt(
+            Confidence.MEDIUM,
+            f"the roofs are {ceilings.source} values, not measured on this device; sustained peaks are lower",
+            Provenance.DATASHEET,
+        )
+    elif ceilings.spread is not None and ceilings.spread > thresholds.ROOF_SPREAD.value:
+        wide = ceilings.spread > thresholds.ROOF_SPREAD_WIDE.value
+        case.doubt(
+            Confidence.LOW if wide else Confidence.MEDIUM,
+            f"repeats of the roofs spread by ±{percent(ceilings.spread)}",
+            Provenance.MEASURED,
+        )
+    if bound not in (Bound.COMPUTE, Bound.BANDWIDTH):
+        return
+    if roofs.closeness >= thresholds.RIDGE.value:
+        tie = roofs.closeness >= thresholds.RIDGE_TIE.value
+        case.doubt(
+            Confidence.LOW if tie else Confidence.MEDIUM,
+            f"the other roof needs {percent(roofs.closeness)} of the nearer one's time: the work lies near the ridge, "
+            "where compute and bandwidth bind together",
+            Provenance.MODELLED,
+        )
+
+
+def _doubt_threshold(case: _Case, ceilings: Ceilings, explained: float) -> None:
+    enough = thresholds.ENOUGH_EXPLAINED.value
+    margin = max(thresholds.NEAR_ENOUGH_EXPLAINED.value, explained * (ceilings.spread or 0.0))
+    if abs(explained - enough) <= margin:
+        side = "just above" if explained >= enough else "just below"
+        case.doubt(
+            Confidence.MEDIUM,
+            f"{percent(explained)} is {side} the {percent(enough)} from which a roof counts as the bound",
+            Provenance.MODELLED,
+        )
+
+
+def _doubt_passes(case: _Case) -> None:
+    known = case.known
+    if known.passes is not None and known.passes < thresholds.FEW_PASSES.value:
+        too_few = known.passes < thresholds.TOO_FEW_PASSES.value
+        case.doubt(
+            Confidence.LOW if too_few else Confidence.MEDIUM,
+            f"only {count(known.passes, 'pass')} of this phase could be counted",
+            Provenance.COUNTED,
+        )
+    if known.cold_passes:
+        case.doubt(
+            Confidence.MEDIUM,
+            "the first pass of the phase, with cold caches, is counted for want of others",
+            Provenance.COUNTED,
+        )
+    spread = known.pass_spread
+    if spread is not None and spread > thresholds.PASS_SPREAD.value:
+        wide = spread > thresholds.PASS_SPREAD_WIDE.value
+        case.doubt(
+            Confidence.LOW if wide else Confidence.MEDIUM,
+            f"the passes differ: the 90th percentile takes {number(spread)}x the median, each against its own roof",
+            Provenance.MEASURED,
+        )
+    if known.known_share < 1:
+        case.doubt(
+            Confidence.MEDIUM,
+            f"the work is known for {percent(known.known_share)} of the time; the rest is left out",
+            Provenance.COUNTED,
+        )
+
+
+def _dtype_hint(case: _Case, ceilings: Ceilings) -> str:
+    assert case.flops is not None and case.moved_bytes is not None
+    return wider_dtype_hint(
+        time_s=case.time_s,
+        flops=case.flops,
+        moved_bytes=case.moved_bytes,
+        ceilings=ceilings,
+        other_roofs=case.known.other_roofs,
+        phase=case.phase,
+        passes=case.passes,
+    )
+
+
+def _settle(
+    case: _Case, bound: Bound, nearest: tuple[Roof, float] | None, first: Lever | None
+) -> Verdict:
+    roof, explained = nearest or (None, None)
+    return Verdict(
+        bound=bound,
+        confidence=case.confidence,
+        nearest_roof=roof,
+        explained=explained,
+        evidence=(*case.evidence, *case.doubts),
+        remedy="" if first is None else sentence(f"{first.name}: {first.how}"),
+        lever=first,
+        excess=" ".join(case.excess),
+    )

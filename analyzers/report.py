@@ -1,0 +1,352 @@
+"""From a trace to the report: the one place that puts the analyses together. Pure: nothing is measured or printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from phaseprof.analyzers.answer import Findings, answer
+from phaseprof.analyzers.columns import column, total
+from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
+from phaseprof.analyzers.phases import Basis, phase_figures
+from phaseprof.analyzers.requests import RequestAnalysis, analyze_requests
+from phaseprof.analyzers.results import OwnCost, PhaseFigures, Report, RunFacts
+from phaseprof.analyzers.wording import count, duration, percent, sentence
+from phaseprof.errors import EmptyRunError, NotMeasured
+from phaseprof.trace.meta import Ceilings, Device, ModelMeta, ProcessMeta
+from phaseprof.trace.reader import Trace
+
+_SAME_RUN_NS = 1_000_000_000
+
+
+def build_report(trace: Trace, *, ceilings: Ceilings | None = None) -> Report:
+    """Analyse a trace.
+
+    Args:
+        trace: The trace, whole or damaged.
+        ceilings: Roofs to hold the run against; None takes those that the trace holds.
+
+    Raises:
+        EmptyRunError: If the trace holds no pass; it says which hooks were set and why none may have fired.
+    """
+    if trace.passes.num_rows == 0:
+        raise _empty_run(trace)
+    primary = primary_model(trace.passes)
+    model = _model(trace.metas, primary.model_id)
+    device, dtype = _device(trace.metas, model), _dtype(trace.passes, primary)
+    basis = _basis(trace.metas, model, device, dtype, ceilings)
+    sorted_passes = sort_passes(trace.passes, primary, basis.ceilings)
+    phases, by_batch = phase_figures(sorted_passes, trace.kernels, basis)
+    incomplete = sum(not meta.complete for meta in trace.metas)
+    requests = analyze_requests(
+        trace.requests,
+        trace.passes,
+        primary.model_id,
+        cut_off=bool(incomplete or trace.damage or not trace.metas),
+    )
+    facts = _facts(trace, primary, model, device, dtype, incomplete)
+    findings = Findings(
+        facts, phases, by_batch, requests, sorted_passes, basis, primary.other_share
+    )
+    return Report(
+        facts=facts,
+        answer=answer(findings),
+        phases=phases,
+        by_batch=by_batch,
+        requests=requests.figures,
+        set_aside=sorted_passes.set_aside,
+        own_cost=_own_cost(trace),
+        ceilings=basis.ceilings,
+        damage=trace.damage,
+        not_measured=tuple(_not_measured(trace, basis, phases, requests)),
+        provenance=tuple(_provenance(trace, primary, basis, phases, sorted_passes)),
+    )
+
+
+def primary_device(trace: Trace) -> tuple[Device | None, str]:
+    """The device of the model that the report is about, and the dtype it computes in: what its roofs depend on.
+
+    Returns:
+        None for a device that was not recorded; an empty dtype for a trace without passes.
+    """
+    if trace.passes.num_rows == 0:
+        return None, ""
+    primary = primary_model(trace.passes)
+    device = _device(trace.metas, _model(trace.metas, primary.model_id))
+    return device, _dtype(trace.passes, primary)
+
+
+# --- what was profiled ----------------------------------------------------------------------------
+
+
+def _model(metas: Iterable[ProcessMeta], model_id: str) -> ModelMeta | None:
+    """The model's description; of several, one whose cost is known."""
+    found = [model for meta in metas for model in meta.models if model.model_id == model_id]
+    return next((model for model in found if model.cost is not None), found[0] if found else None)
+
+
+def _device(metas: Iterable[ProcessMeta], model: ModelMeta | None) -> Device | None:
+    """The model's device; for a model without description, the only one there is."""
+    devices = {device.key: device for meta in metas for device in meta.devices}
+    if model is not None:
+        return devices.get(model.device_key)
+    return next(iter(devices.values())) if len(devices) == 1 else None
+
+
+def _dtype(passes: pa.Table, primary: Primary) -> str:
+    """The dtype in which most passes of the model computed."""
+    own = column(passes, "dtype").filter(pc.equal(column(passes, "model_id"), primary.model_id))
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(own).to_pylist()}
+    return str(max(sorted(counts), key=counts.__getitem__))
+
+
+def _facts(
+    trace: Trace,
+    primary: Primary,
+    model: ModelMeta | None,
+    device: Device | None,
+    dtype: str,
+    incomplete: int,
+) -> RunFacts:
+    named = {m.model_id: m.name for meta in trace.metas for m in meta.models}
+    for model_id in column(trace.passes, "model_id").unique().to_pylist():
+        named.setdefault(model_id, model_id)
+    others = [name for model_id, name in named.items() if model_id != primary.model_id]
+    meta = _meta_of(trace.metas, primary.model_id)
+    engine = "" if model is None else model.engine
+    version = meta.versions.get(engine, "") if meta is not None else ""
+    return RunFacts(
+        model=named[primary.model_id],
+        model_class="" if model is None else model.class_name,
+        engine=f"{engine} {version}".strip(),
+        device=device,
+        dtype=dtype,
+        command=() if meta is None else meta.command,
+        ranks=_ranks(trace),
+        processes=len(trace.metas),
+        incomplete=incomplete,
+        models=tuple(dict.fromkeys(others)),
+        workload=dict(meta.workload or {}) if meta is not None else {},
+        trace_path=str(trace.path),
+        trace_bytes=trace.size_bytes,
+    )
+
+
+def _meta_of(metas: tuple[ProcessMeta, ...], model_id: str) -> ProcessMeta | None:
+    """The process that ran the model; the first one if none names it."""
+    for meta in metas:
+        if any(model.model_id == model_id for model in meta.models):
+            return meta
+    return metas[0] if metas else None
+
+
+def _ranks(trace: Trace) -> int:
+    return len(column(trace.passes, "rank").unique())
+
+
+# --- what it is held against ----------------------------------------------------------------------
+
+
+def _basis(
+    metas: tuple[ProcessMeta, ...],
+    model: ModelMeta | None,
+    device: Device | None,
+    dtype: str,
+    given: Ceilings | None,
+) -> Basis:
+    key = device.key if device is not None else (model.device_key if model is not None else None)
+    known = [roof for meta in metas for roof in meta.ceilings if roof.device_key == key]
+    # Measured roofs before those of a datasheet, the newest first.
+    known.sort(key=lambda roof: (roof.source != "measured", -(roof.measured_ns or 0)))
+    by_dtype: dict[str, Ceilings] = {}
+    for roof in known:
+        by_dtype.setdefault(roof.dtype, roof)
+    ceilings = given if given is not None else by_dtype.get(dtype)
+    others = tuple(
+        roof for name, roof in by_dtype.items() if ceilings is None or name != ceilings.dtype
+    )
+    return Basis(
+        cost=None if model is None else model.cost,
+        ceilings=ceilings,
+        other_roofs=others,
+        device_kind="" if device is None else device.kind,
+        no_work=_why_no_work(model),
+        no_roofs="" if ceilings is not None else _why_no_roofs(device, dtype, others),
+    )
+
+
+def _why_no_work(model: ModelMeta | None) -> str:
+    if model is None:
+        return "the trace does not describe this model, so that its FLOPs and bytes are not known"
+    if model.cost is None:
+        return f"the structure of {model.class_name} could not be read"
+    if not model.cost.covered:
+        why = "; ".join(model.cost.not_covered)
+        return f"the closed form for FLOPs and bytes does not cover {model.class_name} ({why})"
+    return ""
+
+
+def _why_no_roofs(device: Device | None, dtype: str, others: tuple[Ceilings, ...]) -> str:
+    if device is None:
+        return "the device was not recorded, so that its roofs are not known"
+    known = f" (known for {', '.join(sorted(roof.dtype for roof in others))})" if others else ""
+    return f"the roofs of {device.name} for {dtype} are not known{known}"
+
+
+# --- what is missing ------------------------------------------------------------------------------
+
+
+def _not_measured(
+    trace: Trace,
+    basis: Basis,
+    phases: dict[str, PhaseFigures],
+    requests: RequestAnalysis,
+) -> Iterator[NotMeasured]:
+    """What the processes could not measure, then what this analysis lacked; each thing once."""
+    told: set[tuple[str, str]] = set()
+    entries = [entry for meta in trace.metas for entry in meta.not_measured]
+    for entry in [*entries, *_lacking(basis, phases, requests)]:
+        if (entry.what, entry.why) not in told:
+            told.add((entry.what, entry.why))
+            yield entry
+
+
+def _lacking(
+    basis: Basis, phases: dict[str, PhaseFigures], requests: RequestAnalysis
+) -> Iterator[NotMeasured]:
+    if basis.no_work:
+        yield NotMeasured("FLOPs and bytes", basis.no_work)
+    if basis.no_roofs:
+        yield NotMeasured("share of the roofs", basis.no_roofs, "phaseprof calibrate")
+    unseen = [name for name, figures in phases.items() if figures.busy_ms is None]
+    if unseen:
+        yield NotMeasured(
+            f"busy time of the device in {', '.join(unseen)}",
+            "no pass was recorded with a kernel timeline",
+            "record a few passes with torch.profiler",
+        )
+    if basis.device_kind == "cpu":
+        yield NotMeasured(
+            "SM, tensor-core and DRAM counters", "no NVIDIA GPU: the model ran on a CPU"
+        )
+    if requests.rebuilt:
+        yield NotMeasured(
+            f"arrival of {count(requests.rebuilt, 'request')}",
+            "they have no end in the trace; their time to first token begins with their first pass",
+        )
+    if requests.only_warmup:
+        yield NotMeasured(
+            "latencies of steady requests",
+            "all requests were warm-up; they are counted for want of others",
+            "send more requests",
+        )
+
+
+# --- where it comes from --------------------------------------------------------------------------
+
+
+def _own_cost(trace: Trace) -> OwnCost | None:
+    costs = [meta.self_cost for meta in trace.metas if meta.self_cost is not None]
+    passes = sum(cost.passes for cost in costs)
+    whole_ns = total(column(trace.passes, "host_ns"))
+    if not passes or not whole_ns:
+        return None
+    hook_ns = sum(cost.hook_ns for cost in costs)
+    return OwnCost(
+        hook_us_per_pass=hook_ns / passes / 1e3,
+        share=hook_ns / whole_ns,
+        writer_cpu_ms=sum(cost.writer_cpu_ns for cost in costs) / 1e6,
+    )
+
+
+def _provenance(
+    trace: Trace,
+    primary: Primary,
+    basis: Basis,
+    phases: dict[str, PhaseFigures],
+    sorted_passes: SortedPasses,
+) -> Iterator[tuple[str, str]]:
+    yield "time", "device events" if sorted_passes.on_device else "host clock"
+    yield "labels", _label_sources(trace.passes, primary)
+    if any(figures.flops is not None for figures in phases.values()):
+        yield "FLOPs, bytes", "closed form (docs/work-model)"
+    if basis.ceilings is not None:
+        yield "roofs", _roofs_origin(basis.ceilings, trace)
+    if any(figures.busy_ms is not None for figures in phases.values()):
+        yield "busy", f"kernel timeline of {count(sorted_passes.profiled.num_rows, 'pass')}"
+    ranks = _ranks(trace)
+    if ranks > 1:
+        yield (
+            "ranks",
+            f"{ranks}: passes, tokens, requests and time are sums over them, rates are per rank",
+        )
+
+
+def _label_sources(passes: pa.Table, primary: Primary) -> str:
+    own = column(passes, "tag_source").filter(
+        pc.equal(column(passes, "model_id"), primary.model_id)
+    )
+    counts = sorted(
+        pc.value_counts(own).to_pylist(), key=lambda row: (-row["counts"], row["values"])
+    )
+    if len(counts) == 1:
+        return str(counts[0]["values"])
+    return ", ".join(f"{row['values']} {percent(row['counts'] / len(own))}" for row in counts)
+
+
+def _roofs_origin(roofs: Ceilings, trace: Trace) -> str:
+    if roofs.source != "measured":
+        return f"{roofs.source}: {roofs.reference}" if roofs.reference else roofs.source
+    parts = ["phaseprof calibrate"]
+    begun = min((meta.started_ns for meta in trace.metas), default=None)
+    if roofs.measured_ns is not None and begun is not None:
+        parts.append(_age(begun - roofs.measured_ns))
+    if roofs.spread is not None:
+        parts.append(f"±{percent(roofs.spread)}")
+    return ", ".join(parts)
+
+
+def _age(before_ns: int) -> str:
+    """How long before the run something was measured, in the unit that people would use."""
+    if before_ns < _SAME_RUN_NS:
+        return "with the run"
+    seconds = before_ns / 1e9
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} before the run"
+    return f"{duration(round(seconds))} before the run"
+
+
+def _empty_run(trace: Trace) -> EmptyRunError:
+    """The error for a trace without passes: what was watched, and why nothing may have come."""
+    if trace.damage:
+        return EmptyRunError(
+            f"no forward pass can be read: {trace.damage[0]}",
+            "Record the run again, with room on the disk.",
+        )
+    hooks = list(dict.fromkeys(hook for meta in trace.metas for hook in meta.hooks))
+    elsewhere = (
+        "If the model runs in another process, start that command under `phaseprof run -- …`. "
+        "Details: phaseprof doctor"
+    )
+    if not trace.metas:
+        return EmptyRunError("no forward pass was seen: the trace is empty.", elsewhere)
+    if hooks:
+        seen = f"Hooks were set on {'; '.join(hooks)}"
+        cut = any(not meta.complete for meta in trace.metas)
+        why = (
+            "the process ended, or was killed, before a first pass was written"
+            if cut
+            else "the script never called a model that they watch"
+        )
+        message = f"no forward pass was seen. {seen}; {why}."
+    else:
+        message = "no forward pass was seen. No hooks were set: the process loaded no engine that phaseprof knows."
+    reasons = [
+        sentence(f"{entry.what}: {entry.why}")
+        for meta in trace.metas
+        for entry in meta.not_measured
+    ]
+    return EmptyRunError(" ".join([message, *dict.fromkeys(reasons)]), elsewhere)

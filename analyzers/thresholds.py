@@ -1,0 +1,172 @@
+"""The thresholds of every verdict, in one place, each with its reason. `docs/classes.md` shows this table.
+
+They were chosen from what is known of healthy and unhealthy runs, not fitted to any one machine. On CPUs in float32,
+prefill reaches about 60 % of the measured matmul peak and decode about 55 % of the measured bandwidth; in bfloat16
+their decode reaches about 25 % with the device busy. On GPUs, prefill of large models reaches 50-85 % and decode under
+CUDA graphs 70-90 %, while eager decode at batch 1 was seen at 27 % with the device idle for 70 % of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """One number that a verdict depends on.
+
+    Attributes:
+        name: What it is called in the docs.
+        value: The number; shares are fractions.
+        reason: Why this number.
+    """
+
+    name: str
+    value: float
+    reason: str
+
+
+ENOUGH_EXPLAINED = Threshold(
+    "share of the time that a roof has to explain",
+    0.5,
+    "From here on the roof accounts for the majority of the time: nothing else can weigh more.",
+)
+IDLE_OF_UNEXPLAINED = Threshold(
+    "share of the unexplained time that is idle, for overhead",
+    0.5,
+    "Time that no roof explains is either idle or spent in slow kernels; the larger part names the class.",
+)
+IDLE_WITHOUT_ROOFS = Threshold(
+    "idle share that shows overhead when no roof is known",
+    0.5,
+    "Work at any roof needs a working device, so that no roof could explain the majority of the time.",
+)
+EXPOSED_COMMUNICATION = Threshold(
+    "share of the time in exposed collectives, for communication",
+    0.25,
+    "Below a quarter of the time, removing them entirely gains less than a third in speed.",
+)
+TIMELINE_COVERAGE = Threshold(
+    "busy share over explained share, below which the kernel timeline is not believed",
+    0.9,
+    "A device cannot do its work in less time than its roofs need; a tenth is left for the error of the roofs.",
+)
+RIDGE = Threshold(
+    "ratio of the two roof times that makes the nearer roof uncertain",
+    0.8,
+    "Roofs and counts are good to about 10 % each: closer than that, either roof may be the nearer one.",
+)
+RIDGE_TIE = Threshold(
+    "ratio of the two roof times that is a tie",
+    0.95,
+    "Within 5 %, a repeat of the calibration may turn the order.",
+)
+NEAR_ENOUGH_EXPLAINED = Threshold(
+    "distance from the share that a roof has to explain which is too close to call",
+    0.03,
+    "Repeats of a run differ by a few percent.",
+)
+FAR_ABOVE_ROOF = Threshold(
+    "explained share from which the roof is not believed to hold",
+    1.3,
+    "Boost clocks give up to 10 %; data in a last-level cache was seen at 106-129 % of the memory roof.",
+)
+CACHE_RESIDENT_BYTES = Threshold(
+    "bytes of a pass that a last-level cache can hold",
+    256e6,
+    "L3 of server CPUs and L2 (or infinity cache) of GPUs reach 50-256 MB; larger passes must go to memory.",
+)
+ROOF_SPREAD = Threshold(
+    "spread of a measured roof that lowers confidence",
+    0.10,
+    "Repeats of a quiet machine stay within a few percent.",
+)
+ROOF_SPREAD_WIDE = Threshold(
+    "spread of a measured roof that makes confidence low",
+    0.25,
+    "Then the explained share may be off by a quarter of itself.",
+)
+FEW_PASSES = Threshold(
+    "passes below which confidence is not high",
+    5,
+    "A 90th percentile of fewer than five passes is their slowest.",
+)
+TOO_FEW_PASSES = Threshold(
+    "passes below which confidence is low",
+    3,
+    "Two passes show no spread, and one of them may be an accident.",
+)
+PASS_SPREAD = Threshold(
+    "90th percentile over median of the passes' time that lowers confidence",
+    1.5,
+    "Measured against each pass's own roof time; steady passes of one kind stay within a few tens of percent.",
+)
+PASS_SPREAD_WIDE = Threshold(
+    "90th percentile over median of the passes' time that makes confidence low",
+    3.0,
+    "Then one figure for all passes of the phase hides two kinds of passes.",
+)
+OTHERS_FOR_FIRST = Threshold(
+    "other steady passes that must remain for the first pass to be set aside",
+    3,
+    "A cold pass says less than a warm one, but more than none.",
+)
+DOMINANT = Threshold(
+    "share of the bytes (or FLOPs) that makes one part the one to work on",
+    0.5,
+    "The larger part has the larger lever.",
+)
+WIDER_DTYPE = Threshold(
+    "roof time in a wider dtype over the present time, for that dtype to be named",
+    0.55,
+    "Healthy CPU runs in float32 take about 1/0.55 of their roof time: below it, the wider dtype would be faster.",
+)
+BATCH_GAIN = Threshold(
+    "gain in tokens/s below which a larger batch is not named with a figure",
+    2.0,
+    "The modelled cost leaves out scheduling and slower kernels; a small modelled gain may not arrive.",
+)
+OTHER_MODELS = Threshold(
+    "share of the time of all passes in other models that is mentioned",
+    0.05,
+    "Below, it does not change where to look first.",
+)
+
+#: All of them, in the order of the docs.
+ALL: tuple[Threshold, ...] = (
+    ENOUGH_EXPLAINED,
+    IDLE_OF_UNEXPLAINED,
+    IDLE_WITHOUT_ROOFS,
+    EXPOSED_COMMUNICATION,
+    TIMELINE_COVERAGE,
+    RIDGE,
+    RIDGE_TIE,
+    NEAR_ENOUGH_EXPLAINED,
+    FAR_ABOVE_ROOF,
+    CACHE_RESIDENT_BYTES,
+    ROOF_SPREAD,
+    ROOF_SPREAD_WIDE,
+    FEW_PASSES,
+    TOO_FEW_PASSES,
+    PASS_SPREAD,
+    PASS_SPREAD_WIDE,
+    OTHERS_FOR_FIRST,
+    DOMINANT,
+    WIDER_DTYPE,
+    BATCH_GAIN,
+    OTHER_MODELS,
+)
+
+
+def markdown() -> str:
+    """The table as `docs/classes.md` shows it."""
+    rows = [f"| {t.name} | {_plain(t.value)} | {t.reason} |" for t in ALL]
+    return "\n".join(["| threshold | value | reason |", "|---|---|---|", *rows]) + "\n"
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1e6 else f"{value:g}"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
