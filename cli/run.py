@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -57,14 +59,20 @@ def run(
 
 
 def _report(trace: Path) -> None:
-    from phaseprof.api import load_report
-    from phaseprof.cli.render.stream import render_for
-
+    # What goes wrong here is said here and not by main: the exit code that must stand is the command's.
     try:
+        from phaseprof.api import load_report
+        from phaseprof.cli.render.stream import render_for
+
         text = render_for(load_report(trace, calibrate=True), sys.stderr)
     except PhaseprofError as error:
-        # Said here and not by main: the exit code that must stand is the command's.
         text = _error(error)
+    except KeyboardInterrupt:
+        text = "phaseprof: the report was interrupted."
+    except Exception as error:
+        if os.environ.get("PHASEPROF_DEBUG"):
+            traceback.print_exc()
+        text = f"phaseprof: the report failed: {type(error).__name__}: {error}"
     _say(text)
 
 

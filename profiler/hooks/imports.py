@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 from _thread import RLock, get_ident
-from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -179,6 +178,8 @@ def _fire(name: str, module: ModuleType) -> None:
 def _wait_for_import(name: str) -> None:
     # The import lock of the module makes this wait for the other thread. In the thread that is itself inside the
     # import it returns at once, with the half-made module: nothing later would tell us of its end.
+    from importlib import import_module
+
     try:
         import_module(name)
     except Exception as error:

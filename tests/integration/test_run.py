@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from phaseprof.trace.reader import open_trace
+
 RUN = [sys.executable, "-m", "phaseprof", "run"]
 QUIET = [*RUN, "--no-report", "--"]
 
@@ -399,6 +401,14 @@ for rank in ("0", "1", "x"):
     assert _sessions(code, fake_engine) == [(False, 0), (False, 0), (False, 1)]
 
 
+def test_torchrun_workers_have_their_ranks(fake_engine: dict[str, str]) -> None:
+    worker = _script("worker.py", "import transformers.modeling_utils\n")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = _run([*RUN, "--no-report", "-o", "t", "--", *launcher, worker], env=fake_engine)
+    assert result.returncode == 0, result.stderr.decode()
+    assert sorted(p.name.split("-")[2] for p in Path("t").iterdir()) == ["0", "1"]
+
+
 def test_a_child_with_a_cleaned_environment_is_not_seen(fake_engine: dict[str, str]) -> None:
     code = f"""
 import subprocess, sys
@@ -459,3 +469,51 @@ def test_a_program_without_python_is_said() -> None:
     result = _wrapped("true")
     assert result.returncode == 0
     assert b"no Python process was seen under true" in result.stderr
+
+
+# With the real engine
+
+LLAMA = """
+import sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = LlamaForCausalLM(LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=256)).eval()
+"""
+
+
+def test_an_unmodified_script_is_recorded_and_reported() -> None:
+    script = _script(
+        "generate.py",
+        LLAMA
+        + "options = dict(max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0)\n"
+        + "print(model.generate(torch.arange(3, 12)[None], **options).tolist())\n"
+        + "sys.exit(5)\n",
+    )
+    plain = _run([sys.executable, script])
+    result = _run([*RUN, "-o", "t", "--", script])
+    assert result.returncode == plain.returncode == 5
+    assert result.stdout == plain.stdout
+
+    passes = open_trace(Path("t")).passes.to_pylist()
+    assert [(p["phase"], p["prefill_tokens"], p["decode_tokens"]) for p in passes] == [
+        ("prefill", 9, 0),
+        *[("decode", 0, 1)] * 5,
+    ]
+    said = result.stderr.decode()
+    assert "LlamaForCausalLM" in said and "decode" in said
+    assert said.rstrip().endswith(f"phaseprof report {Path.cwd() / 't'}")
+
+
+def test_a_model_that_is_never_called_is_said() -> None:
+    script = _script("loads.py", LLAMA)
+    result = _wrapped(script)
+    assert result.returncode == 0
+    message, remedy = result.stderr.decode().splitlines()
+    assert message.startswith(
+        "phaseprof: No forward pass was seen. Hooks were set on transformers 5."
+    )
+    assert "generate" in message
+    assert "phaseprof run --" in remedy
