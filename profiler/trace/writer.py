@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from phaseprof.errors import TraceError
 from phaseprof.records import ForwardPass, Kernel, Request
 from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, TableSpec
+from phaseprof.trace.columns import to_column
 from phaseprof.trace.meta import ProcessMeta
 
 #: Parts of one table that may lie unmerged. With a flush every half second that is a merge every half minute, and a
@@ -251,7 +252,7 @@ class _TableWriter:
         keys = rows.column(self._spec.key).to_pylist()
         stale = [self._rewritten.get(key, -1) > part.last for key in keys]
         if any(stale):
-            rows = rows.filter(pa.array([not old for old in stale]))
+            rows = rows.filter(to_column([not old for old in stale], pa.bool_()))
         return rows.cast(self._schema)
 
     def _is_full(self, part: PartName) -> bool:
@@ -284,18 +285,7 @@ _PARQUET: dict[str, Any] = {"compression": "zstd", "write_statistics": True}
 def to_arrow(rows: Iterable[ForwardPass | Request | Kernel], schema: pa.Schema) -> pa.Table:
     """Rows of one kind as an Arrow table; tuples of dataclasses become lists of structs."""
     listed = list(rows)
-    columns = []
-    for name in schema.names:
-        values = [getattr(row, name) for row in listed]
-        columns.append(pa.array([_plain(value) for value in values], type=schema.field(name).type))
+    columns = [
+        to_column([getattr(row, field.name) for row in listed], field.type) for field in schema
+    ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_as_dict(item) if hasattr(item, "__dataclass_fields__") else item for item in value]
-    return value
-
-
-def _as_dict(item: Any) -> dict[str, Any]:
-    return {field.name: getattr(item, field.name) for field in fields(item)}
