@@ -34,6 +34,11 @@ def int_column(table: pa.Table, name: str) -> pa.Array:
     return pc.cast(column(table, name), pa.int64())
 
 
+def as_float(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """As float64; whole numbers above 2**53 (a prefill of 9 PFLOP) lose their last digits instead of failing."""
+    return pc.cast(values, pa.float64(), safe=False)
+
+
 def total(values: pa.Array) -> int:
     """The sum of an integer array, 0 if it is empty or all null."""
     result = pc.sum(_summable(values)).as_py()
@@ -58,7 +63,7 @@ def _summable(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     if not pa.types.is_integer(values.type) or len(values) == values.null_count:
         return values
     largest = pc.max(pc.abs(values)).as_py()
-    return pc.cast(values, pa.float64()) if largest * len(values) > _INT64_LIMIT else values
+    return as_float(values) if largest * len(values) > _INT64_LIMIT else values
 
 
 def nearest_rank(ordered: pa.Array, share: float) -> float:

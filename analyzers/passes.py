@@ -13,7 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from phaseprof.analyzers import thresholds
-from phaseprof.analyzers.columns import column, first_request, int_column, next_of, summable
+from phaseprof.analyzers.columns import (
+    as_float,
+    column,
+    first_request,
+    int_column,
+    next_of,
+    summable,
+)
 from phaseprof.analyzers.results import SetAside
 from phaseprof.analyzers.roofline import RoofTimes, roof_times
 from phaseprof.phases import Phase, Role
@@ -264,11 +271,11 @@ def _slowness(rows: pa.Table, ceilings: Ceilings | None) -> pa.Array:
     # Times at the roofs of one FLOP and of one byte turn the sums into a comparison of two columns.
     unit: RoofTimes = roof_times(flops=1e9, moved_bytes=1e9, ceilings=ceilings)
     floor_ns = pc.max_element_wise(
-        pc.multiply(pc.cast(column(rows, "flops"), pa.float64()), unit.compute_s),
-        pc.multiply(pc.cast(moved, pa.float64()), unit.memory_s),
+        pc.multiply(as_float(column(rows, "flops")), unit.compute_s),
+        pc.multiply(as_float(moved), unit.memory_s),
     )
     floor_ns = pc.if_else(pc.greater(floor_ns, 0), floor_ns, pa.scalar(None, pa.float64()))
-    return pc.divide(pc.cast(column(rows, "span_ns"), pa.float64()), floor_ns)
+    return pc.divide(as_float(column(rows, "span_ns")), floor_ns)
 
 
 def _gaps(passes: pa.Table, status: pa.Array) -> pa.Array:
