@@ -22,6 +22,8 @@ Paint = Callable[[str], Text]
 _GLUE = "\ue000"
 _UNIT = r"(?:%|[µnm]?s|min|h|[kMGT]?B(?:/s)?|[kMGTP]?FLOPs?(?:/s)?|FLOP/(?:B|byte)|tokens?(?:/s)?|tok/s)(?!\w)"
 _NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?={_UNIT})|(?<=±) (?=\d)")
+# A separating dot ends its line.
+_BEFORE_DOT = re.compile(r" (?=· )")
 
 _ASCII = {
     "·": "|",
@@ -50,7 +52,10 @@ def fold(text: str, width: int, *, hang: int = 0, apart: str = " ") -> list[str]
     Breaks only at ``apart``, and never between a number and its unit. A word that is wider than a line (a path) stands
     on a line of its own, whole, so that it can be copied.
     """
-    words = [word for word in _NUMBER_AND_UNIT.sub(_GLUE, text).split(apart) if word.strip()]
+    glued = _NUMBER_AND_UNIT.sub(_GLUE, text)
+    if apart == " ":
+        glued = _BEFORE_DOT.sub(_GLUE, glued)
+    words = [word for word in glued.split(apart) if word.strip()]
     lines: list[str] = []
     line = ""
     for word in words:

@@ -16,6 +16,7 @@ def test_lines_after_the_first_hang() -> None:
 def test_a_number_stays_with_its_unit() -> None:
     assert fold("it took 55 % of 19.1 GB/s here", 14) == ["it took 55 %", "of 19.1 GB/s", "here"]
     assert fold("known to ±4 % or so", 12) == ["known to", "±4 % or so"]
+    assert fold("time: host · roofs: measured", 12) == ["time: host ·", "roofs:", "measured"]
     assert fold("a 3 state machine", 5) == ["a 3", "state", "machine"]
 
 
@@ -35,7 +36,8 @@ def test_breaks_only_where_it_may() -> None:
 def test_folding_loses_no_word_and_keeps_the_width(text: str, width: int, hang: int) -> None:
     lines = fold(text, width, hang=hang)
     assert " ".join(lines).split() == text.split()
-    longest = max(map(len, text.replace("1 %", "1_%").split()), default=0)
+    glued = text.replace("1 %", "1_%").replace(" · ", "_· ")
+    longest = max(map(len, glued.split()), default=0)
     if longest + hang <= width:
         assert all(len(line) <= width for line in lines)
 
