@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from phaseprof.collectors.datasheet import DATASHEET, find, lookup
@@ -109,3 +111,17 @@ def test_h100_variants_differ() -> None:
 
 def test_every_row_names_its_source() -> None:
     assert all(row.source for row in DATASHEET)
+
+
+def test_the_docs_show_the_same_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "ceilings.md"
+    shown = {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[1].isdigit():
+            shown[cells[0]] = (float(cells[1]), float(cells[2].split()[-1]), float(cells[3]))
+    in_code = {}
+    for row in DATASHEET:
+        (other,) = (row.tflops[dtype] for dtype in row.tflops if "float16" not in dtype)
+        in_code[row.board] = (row.tflops["bfloat16"], other, row.tb_per_s)
+    assert shown == in_code
