@@ -51,9 +51,9 @@ def run(
         _say(f"phaseprof: a process was not recorded: {failure}")
     if outcome.nothing is not None:
         _say(_error(outcome.nothing))
+    elif report:
+        _report(outcome.trace)
     else:
-        if report:
-            _report(outcome.trace)
         _say(f"phaseprof: the trace is in {outcome.trace} · phaseprof report {outcome.trace}")
     raise typer.Exit(outcome.exit_code)
 
@@ -62,17 +62,25 @@ def _report(trace: Path) -> None:
     # What goes wrong here is said here and not by main: the exit code that must stand is the command's.
     try:
         from phaseprof.api import load_report
+        from phaseprof.cli.render.progress import TerminalProgress
         from phaseprof.cli.render.stream import render_for
 
-        text = render_for(load_report(trace, calibrate=True), sys.stderr)
+        with TerminalProgress() as progress:
+            progress("Reading the trace")
+            loaded = load_report(
+                trace,
+                calibrate=True,
+                progress=lambda done, total, what: progress(what, done, total),
+            )
+        text = "\n" + render_for(loaded, sys.stderr)
     except PhaseprofError as error:
         text = _error(error)
     except KeyboardInterrupt:
-        text = "phaseprof: the report was interrupted."
+        text = f"phaseprof: the report was interrupted · phaseprof report {trace}"
     except Exception as error:
         if os.environ.get("PHASEPROF_DEBUG"):
             traceback.print_exc()
-        text = f"phaseprof: the report failed: {type(error).__name__}: {error}"
+        text = f"phaseprof: the report failed, the trace is in {trace}: {type(error).__name__}: {error}"
     _say(text)
 
 

@@ -14,6 +14,7 @@ import venv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from phaseprof.trace.reader import open_trace
@@ -274,6 +275,21 @@ def test_a_command_that_a_forwarded_signal_kills_gives_its_code() -> None:
         assert process.wait(timeout=30) == 143
 
 
+def test_nothing_of_ours_outlives_a_phaseprof_that_is_killed() -> None:
+    with _started("sh", "-c", "echo ready; exec sleep 300") as process:
+        members = psutil.Process(process.pid).children(recursive=True)
+        assert len(members) == 2  # the witness and the command
+        process.kill()
+        process.wait(timeout=30)
+        _, alive = psutil.wait_procs(members, timeout=1)
+        commands = [p for p in alive if p.name() == "sleep"]
+        for command in commands:
+            command.kill()
+        _, left = psutil.wait_procs([p for p in alive if p not in commands], timeout=30)
+    assert len(commands) == 1
+    assert left == []
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     code = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
     result = subprocess.run(
@@ -427,6 +443,13 @@ def test_a_nested_run_takes_over_and_the_outer_one_says_so(fake_engine: dict[str
     assert not Path("outer").exists()
 
 
+def test_a_phaseprof_command_keeps_its_own_trace(fake_engine: dict[str, str]) -> None:
+    code = "import phaseprof.cli, transformers.modeling_utils"
+    result = _run([*RUN, "-o", "t", "--", sys.executable, "-c", code], env=fake_engine)
+    assert b"the model ran in a phaseprof command, which keeps its own trace" in result.stderr
+    assert not Path("t").exists()
+
+
 def test_a_session_that_cannot_start_leaves_the_program_alone(fake_engine: dict[str, str]) -> None:
     _script(
         "fake/sitecustomize.py", FAKE_SESSION.replace("session.trace = trace", "1/0  # in the way")
@@ -436,6 +459,32 @@ def test_a_session_that_cannot_start_leaves_the_program_alone(fake_engine: dict[
     assert result.returncode == 0
     assert result.stdout == b"ran to its end\n"
     assert b"recording could not begin (ZeroDivisionError" in result.stderr
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_what_comes_after_a_recording_leaves_the_exit_code(
+    report: bool, fake_engine: dict[str, str]
+) -> None:
+    _script(
+        "fake/sitecustomize.py",
+        FAKE_SESSION.replace(
+            "session.trace = trace",
+            "session.trace = trace; (trace / 'passes').mkdir(); (trace / 'passes/no.parquet').touch()",
+        ),
+    )
+    script = _script("program.py", "import sys, transformers.modeling_utils\nsys.exit(3)\n")
+    option = "--report" if report else "--no-report"
+    result = _run([*RUN, option, "-o", "t", "--", script], env=fake_engine)
+    assert result.returncode == 3
+    assert result.stdout == b""
+    trace = Path.cwd() / "t"
+    if report:  # a file that is no Parquet file: there is nothing to report
+        assert result.stderr.startswith(b"phaseprof: ")
+        assert b"Traceback" not in result.stderr
+    else:
+        assert result.stderr.decode() == (
+            f"phaseprof: the trace is in {trace} · phaseprof report {trace}\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -504,7 +553,7 @@ def test_an_unmodified_script_is_recorded_and_reported() -> None:
     ]
     said = result.stderr.decode()
     assert "LlamaForCausalLM" in said and "decode" in said
-    assert said.rstrip().endswith(f"phaseprof report {Path.cwd() / 't'}")
+    assert str(Path.cwd() / "t") in " ".join(said.split())
 
 
 def test_a_model_that_is_never_called_is_said() -> None:
