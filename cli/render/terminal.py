@@ -116,7 +116,7 @@ def _workload(report: Report) -> str:
     else:
         prompt, output = requests.prompt_tokens, requests.output_tokens
         parts.append(f"{units.count(prompt)} prompt + {units.count(output)} output tokens in all")
-    batches = facts.get("batches")
+    batches = facts.get("batch")
     if isinstance(batches, (list, tuple)) and batches:
         parts.append("batch " + ", ".join(str(each) for each in batches))
     return ", ".join(parts)

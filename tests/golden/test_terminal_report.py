@@ -157,7 +157,7 @@ CPU_RUN = Report(
         processes=1,
         incomplete=0,
         models=(),
-        workload={"prompt_tokens": 512, "new_tokens": 64, "batches": [1]},
+        workload={"prompt_tokens": 512, "new_tokens": 64, "batch": [1]},
         trace_path="./phaseprof-2026-11-29T20-11-04",
         trace_bytes=41_200,
     ),
