@@ -344,8 +344,8 @@ def _notes(findings: Findings) -> Iterator[str]:
     if findings.other_share >= thresholds.OTHER_MODELS.value:
         names = f" ({', '.join(facts.models)})" if facts.models else ""
         yield f"{percent(findings.other_share)} of the time of all passes is in other models{names}, not counted here."
-    if findings.requests.only_warmup:
-        yield "All requests were warm-up; their latencies are shown for want of others."
+    if findings.requests.unsteady:
+        yield f"All requests {findings.requests.unsteady}; their latencies are shown for want of others."
 
 
 def _nothing_steady(findings: Findings) -> str:

@@ -228,18 +228,16 @@ def _lacking(
             "record a few passes with torch.profiler",
         )
     if basis.device_kind == "cpu":
-        yield NotMeasured(
-            "SM, tensor-core and DRAM counters", "no NVIDIA GPU: the model ran on a CPU"
-        )
+        yield NotMeasured("SM, tensor-core and DRAM counters", "no NVIDIA GPU in this run")
     if requests.rebuilt:
         yield NotMeasured(
             f"arrival of {count(requests.rebuilt, 'request')}",
             "they have no end in the trace; their time to first token begins with their first pass",
         )
-    if requests.only_warmup:
+    if requests.unsteady:
         yield NotMeasured(
             "latencies of steady requests",
-            "all requests were warm-up; they are counted for want of others",
+            f"all requests {requests.unsteady}; they are counted for want of others",
             "send more requests",
         )
 

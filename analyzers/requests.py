@@ -10,14 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers.columns import (
-    column,
-    int_column,
-    next_of,
-    percentiles_ms,
-    plain,
-    total,
-)
+from phaseprof.analyzers.columns import column, int_column, next_of, percentiles_ms, plain, total
 from phaseprof.analyzers.results import RequestFigures
 from phaseprof.records import Finish, Warmup
 
@@ -27,11 +20,12 @@ _SHAPE = pa.schema(
         pa.field("output_tokens", pa.int64()),
         pa.field("ttft_ns", pa.int64()),
         pa.field("tpot_ns", pa.int64()),
+        pa.field("itl_ns", pa.list_(pa.int64())),
         pa.field("finish", pa.string()),
-        pa.field("warmup", pa.string()),
+        pa.field("warm", pa.bool_()),
+        pa.field("slowed", pa.bool_()),
     ]
 )
-_ITL_SHAPE = pa.schema([pa.field("itl_ns", pa.int64()), pa.field("warmup", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +36,14 @@ class RequestAnalysis:
         figures: The latencies.
         rebuilt: Requests that have no row and were rebuilt from their passes. Their time to first token begins with
             their first pass, for nothing tells when they arrived.
-        only_warmup: All requests are warm-up; they are counted for want of others.
-        set_aside: Warm-up requests that are not counted.
+        unsteady: Why none of the requests is steady, so that all are counted for want of others: "were warm-up",
+            "ran under a collector". Empty if some are steady.
+        set_aside: Requests that are not counted: warm-up, or a collector slowed one of their passes.
     """
 
     figures: RequestFigures
     rebuilt: int
-    only_warmup: bool
+    unsteady: str
     set_aside: int
 
 
@@ -64,18 +59,20 @@ def analyze_requests(
         cut_off: Whether rows may be missing (a process was killed, a part could not be read). Only then are the
             slices of all passes read.
     """
-    own = requests.filter(pc.equal(column(requests, "model_id"), model_id))
-    rows = pa.table([column(own, name) for name in _SHAPE.names], schema=_SHAPE)
-    found, found_itl = _SHAPE.empty_table(), _ITL_SHAPE.empty_table()
+    rows = _recorded(requests, passes, model_id)
+    rebuilt = 0
     if cut_off:
-        found, found_itl = _rebuild(requests, passes, model_id)
+        found = _rebuild(requests, passes, model_id)
+        rebuilt = found.num_rows
         rows = pa.concat_tables([rows, found])
-    steady = _steady(rows)
-    only_warmup = steady.num_rows == 0 and rows.num_rows > 0
-    counted = rows if only_warmup else steady
-    if not only_warmup:
-        own, found_itl = _steady(own), _steady(found_itl)
-    itl_ns = pa.concat_arrays([pc.list_flatten(column(own, "itl_ns")), column(found_itl, "itl_ns")])
+    quick = rows.filter(pc.invert(column(rows, "slowed")))
+    counted = quick.filter(pc.invert(column(quick, "warm")))
+    unsteady = ""
+    if counted.num_rows == 0 and rows.num_rows > 0:
+        counted = quick if quick.num_rows else rows
+        unsteady = "ran under a collector" if counted is rows else "were warm-up"
+        if rows.num_rows > quick.num_rows > 0:
+            unsteady += " or ran under a collector"
     finish = column(counted, "finish")
     return RequestAnalysis(
         figures=RequestFigures(
@@ -86,21 +83,31 @@ def analyze_requests(
             output_tokens=total(column(counted, "output_tokens")),
             ttft_ms=percentiles_ms(column(counted, "ttft_ns")),
             tpot_ms=percentiles_ms(column(counted, "tpot_ns")),
-            itl_ms=percentiles_ms(itl_ns),
+            itl_ms=percentiles_ms(pc.list_flatten(column(counted, "itl_ns"))),
         ),
-        rebuilt=found.num_rows,
-        only_warmup=only_warmup,
+        rebuilt=rebuilt,
+        unsteady=unsteady,
         set_aside=rows.num_rows - counted.num_rows,
     )
 
 
-def _steady(rows: pa.Table) -> pa.Table:
-    """The rows without a mark of warm-up."""
-    return rows.filter(pc.is_null(column(rows, "warmup")))
+def _recorded(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
+    """The rows of the model's requests. A request is slowed if one of its passes ran under a collector."""
+    own = requests.filter(pc.equal(column(requests, "model_id"), model_id))
+    profiled = passes.select(["slices"]).filter(column(passes, "profiled"))
+    slowed = plain(pc.list_flatten(column(profiled, "slices")).field("request_id")).unique()
+    columns = [
+        *(column(own, name) for name in ("prompt_tokens", "output_tokens", "ttft_ns", "tpot_ns")),
+        pc.cast(column(own, "itl_ns"), pa.list_(pa.int64())),
+        column(own, "finish"),
+        pc.is_valid(column(own, "warmup")),
+        pc.is_in(column(own, "request_id"), value_set=slowed),
+    ]
+    return pa.table(columns, schema=_SHAPE)
 
 
-def _rebuild(requests: pa.Table, passes: pa.Table, model_id: str) -> tuple[pa.Table, pa.Table]:
-    """Requests without a row, from the slices of their passes, and their inter-token latencies.
+def _rebuild(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
+    """Requests without a row, from the slices of their passes.
 
     A pass that reaches the end of the prompt yields one token for each of the request's sequences in it. (Drafted
     tokens that a pass accepted are not in its slices, so that with speculation the output is a lower bound.)
@@ -114,31 +121,33 @@ def _rebuild(requests: pa.Table, passes: pa.Table, model_id: str) -> tuple[pa.Ta
             ("sequences", "max"),
             ("token_ns", "min"),
             ("token_ns", "max"),
-            ("requested", "max"),
+            ("gap_ns", "list"),
+            ("warm", "max"),
+            ("slowed", "max"),
         ]
     )
     first_ns, last_ns = column(found, "token_ns_min"), column(found, "token_ns_max")
     later = pc.subtract(pc.divide(column(found, "tokens_sum"), column(found, "sequences_max")), 1)
     later = pc.if_else(pc.greater(later, 0), later, pa.scalar(None, pa.int64()))
-    rows = pa.table(
-        [
-            column(found, "prompt_max"),
-            column(found, "tokens_sum"),
-            pc.subtract(first_ns, column(found, "start_ns_min")),
-            pc.divide(pc.subtract(last_ns, first_ns), later),
-            pa.nulls(found.num_rows, pa.string()),
-            _warmup(column(found, "requested_max")),
-        ],
-        schema=_SHAPE,
-    )
-    return rows, _rebuilt_itl(steps)
+    columns = [
+        column(found, "prompt_max"),
+        column(found, "tokens_sum"),
+        pc.subtract(first_ns, column(found, "start_ns_min")),
+        pc.divide(pc.subtract(last_ns, first_ns), later),
+        column(found, "gap_ns_list"),
+        pa.nulls(found.num_rows, pa.string()),
+        column(found, "warm_max"),
+        column(found, "slowed_max"),
+    ]
+    return pa.table(columns, schema=_SHAPE)
 
 
 def _steps_without_row(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
     """One row for each request without a row and each of its passes, by request and then by time.
 
     Columns: ``request`` (a number; each rank of a split model has its own), ``start_ns``, ``prompt``, ``tokens`` that
-    it yields, ``sequences``, ``token_ns`` (its end if it yields a token, else null), ``requested`` (1 in a warm-up).
+    it yields, ``sequences``, ``token_ns`` (its end if it yields a token, else null), ``gap_ns`` (time until the
+    next token), ``warm`` and ``slowed``.
     """
     mine = pc.and_(
         pc.equal(column(passes, "model_id"), model_id), pc.is_null(column(passes, "error"))
@@ -187,27 +196,21 @@ def _with_times(steps: pa.Table, passes: pa.Table, order: pa.Array) -> pa.Table:
         pa.scalar(None, pa.int64()),
     )
     # Only what the user called a warm-up makes a request one: a first or compiling pass may belong to one that counts.
-    requested = pc.fill_null(pc.equal(column(passes, "warmup"), Warmup.REQUESTED), False)
+    warm = pc.fill_null(pc.equal(column(passes, "warmup"), Warmup.REQUESTED), False)
     return (
         steps.append_column("request", request)
         .append_column("start_ns", int_column(passes, "start_ns").take(pass_row))
         .append_column("token_ns", token_ns)
-        .append_column("requested", pc.cast(requested, pa.int64()).take(pass_row))
+        .append_column("gap_ns", _until_next_token(request, token_ns))
+        .append_column("warm", warm.take(pass_row))
+        .append_column("slowed", column(passes, "profiled").take(pass_row))
     )
 
 
-def _rebuilt_itl(steps: pa.Table) -> pa.Table:
-    """Times between the passes of a request that yielded a token, with the mark of their request."""
-    rows = steps.filter(pc.is_valid(steps["token_ns"]))
-    request, token_ns = column(rows, "request"), column(rows, "token_ns")
-    same = pc.equal(request, next_of(request))
-    gap = pc.if_else(same, pc.subtract(next_of(token_ns), token_ns), pa.scalar(None, pa.int64()))
-    table = pa.table([gap, _warmup(column(rows, "requested"))], schema=_ITL_SHAPE)
-    return table.filter(pc.is_valid(gap))
-
-
-def _warmup(requested: pa.Array) -> pa.Array:
-    """The mark of a requested warm-up where the flag is set, else null."""
-    return pc.if_else(
-        pc.greater(requested, 0), Warmup.REQUESTED.value, pa.scalar(None, pa.string())
-    )
+def _until_next_token(request: pa.Array, token_ns: pa.Array) -> pa.Array:
+    """Time from each token of a request to its next; null for its last one, and where a pass yields none."""
+    yields = pc.is_valid(token_ns)
+    tokens, owners = token_ns.filter(yields), request.filter(yields)
+    same = pc.equal(owners, next_of(owners))
+    gap = pc.if_else(same, pc.subtract(next_of(tokens), tokens), pa.scalar(None, pa.int64()))
+    return pc.replace_with_mask(token_ns, yields, gap)
