@@ -13,11 +13,11 @@ Names are loaded when they are asked for, so that importing the package costs ne
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+# Every wrapped Python process imports this module when it starts: nothing is imported here that it may not need, not
+# even `typing`. Type checkers take the name for the one in `typing`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from phaseprof.analyzers.results import Bound, Report
     from phaseprof.api import Profile, load_report, profile
@@ -56,11 +56,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    import importlib
+
+    value: object = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

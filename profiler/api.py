@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from phaseprof.analyzers.report import build_report, primary_device
 from phaseprof.analyzers.results import Report
 from phaseprof.cli.render.terminal import render
 from phaseprof.collectors import ceilings as ceilings_of
+from phaseprof.collectors.ceilings import Progress
 from phaseprof.collectors.operators import record_operators
-from phaseprof.errors import CalibrationError, NotMeasured
+from phaseprof.errors import CalibrationError
 from phaseprof.records import Kernel
-from phaseprof.session import Session, profiled_passes
+from phaseprof.session import Session, current, profiled_passes
 from phaseprof.trace.meta import Ceilings
 from phaseprof.trace.reader import Trace, open_trace
+from phaseprof.trace.writer import meta_path, write_json
 
 
 class PrintableReport(Report):
@@ -44,11 +46,12 @@ class Profile:
 
     @property
     def trace(self) -> Trace:
-        """The trace, as it is on disk now: whole after the block.
+        """The trace so far: whole after the block.
 
         Raises:
             TraceError: If it cannot be read.
         """
+        self._session.recorder.sync()
         return open_trace(self.trace_path)
 
     def report(self, *, calibrate: bool = True) -> PrintableReport:
@@ -61,6 +64,7 @@ class Profile:
             TraceError: If the trace cannot be read.
             EmptyRunError: If no forward pass was seen.
         """
+        self._session.recorder.sync()
         return load_report(self.trace_path, calibrate=calibrate)
 
     @contextlib.contextmanager
@@ -69,10 +73,8 @@ class Profile:
         busy. It costs time, so those passes are flagged and kept out of timing figures."""
         with profiled_passes(), record_operators() as window:
             yield
-        if not window.events:
-            self._session.note(
-                NotMeasured("the busy time of the device", "torch.profiler recorded no operator")
-            )
+        if window.not_measured is not None:
+            self._session.note(window.not_measured)
             return
         self._session.recorder.put_operators(
             [
@@ -101,6 +103,9 @@ def profile(
     Every transformers model of this process is seen, whether it exists already or not, and none is changed: the hooks
     sit on two classes of the library for the time of the block.
 
+    Under `phaseprof run` the process is recorded already: the block joins that trace, and `trace` and `workload` have no
+    effect.
+
     Args:
         model: A module of your own that is not a transformers model, to be watched as well.
         trace: Where to write the trace; ``phaseprof-<local time>`` in the current folder by default.
@@ -110,6 +115,10 @@ def profile(
         UsageError: If a session runs in this process already.
         TraceError: If the trace cannot be written.
     """
+    running = current()
+    if running is not None and running.whole_process:
+        yield Profile(running)
+        return
     session = Session(
         Path(trace) if trace is not None else default_trace_path(), model=model, workload=workload
     )
@@ -135,7 +144,7 @@ def load_report(
     path: str | Path,
     *,
     calibrate: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> PrintableReport:
     """The report of a trace on disk.
 
@@ -149,14 +158,16 @@ def load_report(
         EmptyRunError: If no forward pass is in it.
     """
     trace = open_trace(path)
-    report = build_report(trace, ceilings=_ceilings(trace, calibrate, progress))
+    ceilings = _ceilings(trace, calibrate, progress)
+    report = build_report(trace, ceilings=ceilings)
     return PrintableReport(**{field.name: getattr(report, field.name) for field in fields(Report)})
 
 
-def _ceilings(
-    trace: Trace, calibrate: bool, progress: Callable[[int, int, str], None] | None
-) -> Ceilings | None:
-    """The roofs of the trace's main device: from the trace, else from this machine if it is the same device."""
+def _ceilings(trace: Trace, calibrate: bool, progress: Progress | None) -> Ceilings | None:
+    """The roofs of the trace's main device: those that the trace holds, else what is known of the device here.
+
+    What is measured for a trace is kept in it: it is read the same on another machine and after the next calibration.
+    """
     device, dtype = primary_device(trace)
     if device is None or not dtype:
         return None
@@ -164,7 +175,22 @@ def _ceilings(
         for ceilings in meta.ceilings:
             if ceilings.device_key == device.key and ceilings.dtype == dtype:
                 return ceilings
-    if calibrate:
+    known = ceilings_of.resolve(device, dtype)
+    if calibrate and (known is None or known.source != "measured"):
+        # Refused for a device that is not here, or not set up as it was.
         with contextlib.suppress(CalibrationError):
-            return ceilings_of.ensure(device, dtype, progress=progress)
-    return ceilings_of.resolve(device, dtype)
+            known = ceilings_of.ensure(device, dtype, progress=progress)
+    if known is not None and known.source == "measured":
+        _keep(trace, known)
+    return known
+
+
+def _keep(trace: Trace, ceilings: Ceilings) -> None:
+    """Write ceilings into the metas of the processes that ran on their device, once those have ended."""
+    for meta in trace.metas:
+        if meta.complete and any(device.key == ceilings.device_key for device in meta.devices):
+            with contextlib.suppress(OSError):
+                write_json(
+                    meta_path(trace.path, meta.rank, meta.pid),
+                    replace(meta, ceilings=(*meta.ceilings, ceilings)).to_json(),
+                )

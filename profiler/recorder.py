@@ -63,6 +63,8 @@ class Recorder:
         self._operators: deque[Sequence[Kernel]] = deque()
         self._meta_due = threading.Event()
         self._stop = threading.Event()
+        self._flush_due = threading.Event()
+        self._flushed = threading.Event()
         self._dropped = 0
         self._broken = False
         self._flushed_at = time.monotonic()
@@ -123,6 +125,13 @@ class Recorder:
         """The meta file is to be written again soon."""
         self._meta_due.set()
 
+    def sync(self, timeout_s: float = 10.0) -> None:
+        """Wait until what was emitted so far is on disk."""
+        if self._thread is not None and self._thread.is_alive():
+            self._flushed.clear()
+            self._flush_due.set()
+            self._flushed.wait(timeout_s)
+
     def close(self) -> None:
         """Settle and write what waits, merge the parts, and end the thread."""
         self._stop.set()
@@ -136,9 +145,11 @@ class Recorder:
         self.cpu_ns = time.thread_time_ns()
 
     def _step(self) -> None:
+        asked = self._flush_due.is_set()
         self._drain()
         now = time.monotonic()
-        if now - self._flushed_at >= FLUSH_S:
+        if asked or now - self._flushed_at >= FLUSH_S:
+            self._flush_due.clear()
             self._flushed_at = now
             self._put_operators()
             writer = self._open_writer()
@@ -146,6 +157,8 @@ class Recorder:
             if self._meta_due.is_set():
                 self._meta_due.clear()
                 writer.write_meta(self._meta())
+            if asked:
+                self._flushed.set()
 
     def _last_step(self) -> None:
         self._drain()

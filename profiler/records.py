@@ -114,6 +114,7 @@ class Request:
     itl_ns: tuple[int, ...]
     finish: Finish | None
     warmup: Warmup | None = None
+    profiled: bool = False
 
     @property
     def may_change(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from phaseprof.records import Finish, Request, Warmup
+from phaseprof.records import Finish, ForwardPass, Request, Warmup
 from phaseprof.sequences import Batch, rows_of
 
 
@@ -23,6 +23,7 @@ class Served:
         token_ns: When each token was there, one entry for each pass that yielded one, monotonic clock.
         outputs: Tokens that each row got.
         warmup: The strongest reason of its passes to keep them out of steady-state figures.
+        profiled: A costly collector ran during one of them.
     """
 
     batch: Batch
@@ -33,6 +34,7 @@ class Served:
     token_ns: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     warmup: Warmup | None = None
+    profiled: bool = False
 
     def began_pass(self, start_ns: int) -> None:
         """A pass of the batch began."""
@@ -52,10 +54,11 @@ class Served:
         self.token_ns.clear()
         self.outputs = [0] * len(self.outputs)
 
-    def note_warmup(self, warmup: Warmup | None) -> None:
-        """A pass is kept out of steady-state figures."""
-        if warmup is not None and self.warmup is not Warmup.REQUESTED:
-            self.warmup = warmup
+    def note(self, row: ForwardPass) -> None:
+        """Take note of what keeps a pass out of steady-state figures."""
+        if row.warmup is not None and self.warmup is not Warmup.REQUESTED:
+            self.warmup = row.warmup
+        self.profiled |= row.profiled
 
     def rows(
         self, *, offset_ns: int, finished_ns: int | None, error: bool, known_end: bool
@@ -90,6 +93,7 @@ class Served:
                 itl_ns=tuple(after - before for before, after in pairwise(times)),
                 finish=self._finish(longest, finished_ns, error, known_end),
                 warmup=self.warmup,
+                profiled=self.profiled,
             )
 
     def _finish(

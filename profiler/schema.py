@@ -222,6 +222,11 @@ REQUESTS = TableSpec(
             "As in `passes`: the request is kept out of latency figures; null if it is not.",
             nullable=True,
         ),
+        Column(
+            "profiled",
+            _BOOL,
+            "A costly collector ran during one of its passes: kept out of latency figures.",
+        ),
     ),
 )
 

@@ -79,6 +79,8 @@ class Session:
         )
         self._recorder: Recorder | None = None
         self._hooks: TransformersHooks | None = None
+        #: It records the process until it ends, and blocks inside it join it.
+        self.whole_process = False
 
     def start(self, *, lazily: bool = False) -> None:
         """Set the hooks and begin to record.
@@ -150,6 +152,17 @@ class Session:
         """Leave the session to the parent process: in a forked child, only its hooks are ours to take off."""
         if self._hooks is not None:
             self._hooks.remove()
+
+    @property
+    def self_cost(self) -> SelfCost:
+        """What the session took; known once it has stopped.
+
+        Raises:
+            RuntimeError: If it has not.
+        """
+        if self._meta.self_cost is None:
+            raise RuntimeError("the session has not stopped")
+        return self._meta.self_cost
 
     @property
     def recorder(self) -> Recorder:
@@ -295,6 +308,7 @@ def start_process_session(trace: Path, *, rank: int, lazily: bool = False) -> No
         lazily: Make no file before the first pass.
     """
     session = Session(trace, rank=rank)
+    session.whole_process = True
     try:
         session.start(lazily=lazily)
     except PhaseprofError as error:

@@ -300,7 +300,7 @@ class Settler:
             accepted=None if drafts else 0,
             may_change=drafts > 0,
         )
-        served.note_warmup(row.warmup)
+        served.note(row)
         if event.error is None:
             batch.advance(past=past, query=event.query, cached=event.cache > 0)
             if event.cache:

@@ -298,4 +298,6 @@ def _is_compiled(module: Any) -> bool:
 def _compiles() -> int:
     """Frames that torch.compile has looked at so far in this process; a pass during which it grows has compiled."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else utils.counters["frames"]["total"]
+    # `get`, not an index: a miss would run Counter.__missing__, which is slow.
+    frames = None if utils is None else utils.counters.get("frames")
+    return 0 if frames is None else frames.get("total", 0)

@@ -7,7 +7,7 @@ when a model or a fact is added, and once more at the end with ``complete: true`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from phaseprof.errors import NotMeasured
@@ -178,10 +178,6 @@ class ProcessMeta:
                 "self_cost": None if cost is None else SelfCost(**cost),
             }
         )
-
-    def with_ceilings(self, ceilings: tuple[Ceilings, ...]) -> ProcessMeta:
-        """The same with other ceilings."""
-        return replace(self, ceilings=ceilings)
 
 
 def _model_from_json(data: Mapping[str, Any]) -> ModelMeta:

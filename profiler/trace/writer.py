@@ -94,7 +94,7 @@ class TraceWriter:
     @property
     def meta_path(self) -> Path:
         """The meta file of this process."""
-        return self.path / "meta" / f"rank-{self.rank}-pid-{self.pid}.json"
+        return meta_path(self.path, self.rank, self.pid)
 
     def put_pass(self, row: ForwardPass) -> None:
         """Add a pass, or replace the one with its id."""
@@ -139,6 +139,11 @@ class TraceWriter:
         for table in self._tables.values():
             table.flush()
             table.merge(all_parts=True)
+
+
+def meta_path(trace: Path, rank: int, pid: int) -> Path:
+    """Where the meta file of a process lies."""
+    return trace / "meta" / f"rank-{rank}-pid-{pid}.json"
 
 
 def write_json(path: Path, data: Any) -> None:
