@@ -282,7 +282,7 @@ def _ensure_ceilings(placement: Placement, progress: TerminalProgress) -> None:
         ceilings.ensure(
             describe(placement.device),
             placement.dtype,
-            progress=lambda what: progress(f"Measuring this device: {what}"),
+            progress=lambda done, total, what: progress(f"Measuring this device: {what or 'done'}"),
         )
     except CalibrationError as error:
         progress.say(f"{error.message} The report gives no share of a ceiling.")

@@ -1,0 +1,148 @@
+"""The samples, run as a user would run them, on a tiny model with random weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phaseprof.session import Session
+from phaseprof.trace.reader import open_trace
+from phaseprof.workload.generate import WorkloadPlan, run_workload
+from phaseprof.workload.load import choose_placement, random_model
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and a tokenizer that has one token per letter."""
+    import tokenizers
+    import transformers
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    made: Any = random_model(CONFIG, choose_placement("cpu"), name="tiny")
+    made.save_pretrained(folder)
+    letters = [chr(code) for code in range(32, 127)]
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PHASEPROF_CACHE_DIR": str(cwd / "cache"), **env},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_script_that_knows_nothing_is_wrapped(model: Path, tmp_path: Path) -> None:
+    script = (SAMPLES / "generate_greedy.py", model, "--new-tokens", "3")
+    assert "import phaseprof" not in script[0].read_text(encoding="utf-8")
+    plain = run(*script, cwd=tmp_path)
+    answers = [line for line in plain.stdout.splitlines() if line.startswith("> ")]
+    assert answers == [
+        "> What is the capital of France?",
+        "> How many legs does a spider have?",
+        "> Name the first three prime numbers.",
+    ]
+    wrapped = run("-m", "phaseprof", "run", "-o", "t", "--", sys.executable, *script, cwd=tmp_path)
+    assert wrapped.stdout == plain.stdout
+    requests = open_trace(tmp_path / "t").requests
+    # The tokenizer has one token per letter.
+    lengths = sorted(len(line.removeprefix("> ")) for line in answers)
+    assert sorted(requests["prompt_tokens"].to_pylist()) == lengths
+
+
+def test_without_a_model_the_script_says_what_to_do(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SAMPLES / "generate_greedy.py"],
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PHASEPROF_CACHE_DIR": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "name a MODEL, or run `make demo` once" in done.stderr
+
+
+def test_the_context_manager_prints_the_report_and_the_bound_of_each_phase(
+    model: Path, tmp_path: Path
+) -> None:
+    args = (model, "--prompt-tokens", "10", "--new-tokens", "4", "--trace", "t")
+    done = run(SAMPLES / "profile_context.py", *args, cwd=tmp_path)
+    assert done.stdout.startswith("phaseprof · ")
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("prefill: ") and "-bound, " in line for line in lines)
+    assert any(line.startswith("decode: ") and " ms a pass (median)" in line for line in lines)
+    # An end token may end a request early; one of the three at least has its prefill.
+    rows = open_trace(tmp_path / "t").passes.num_rows
+    assert lines[-1] == f"passes in the trace: {rows} (t)"
+
+
+def test_the_queries_agree_with_the_trace(tmp_path: Path) -> None:
+    tiny = random_model(CONFIG, choose_placement("cpu"), name="tiny")
+    plan = WorkloadPlan(prompt_tokens=100, new_tokens=31, warmup=1, repeats=3)
+    session = Session(tmp_path / "t", model=tiny)
+    session.start()
+    run_workload(tiny, plan)
+    session.stop()
+
+    done = run(SAMPLES / "trace_queries.py", "t", cwd=tmp_path)
+    text = done.stdout
+    # Three counted requests: 3 prefill passes of 100 tokens, 3 x 30 decode passes of 1.
+    assert _row(text, "│ prefill")[:3] == ["prefill", "3", "300"]
+    assert _row(text, "│ decode")[:3] == ["decode", "90", "90"]
+    assert "ttft_ms" in text and "tpot_ms" in text
+    # They attend to 101 to 130 tokens: 27 passes below 128 a request, 3 from there on.
+    buckets = [_numbers(line) for line in text.splitlines() if line.startswith("│ ")]
+    assert [row[:2] for row in buckets if row and row[0] in ("64", "128")] == [
+        ["64", "81"],
+        ["128", "9"],
+    ]
+
+
+def _row(text: str, begin: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(begin)]
+    return _numbers(line)
+
+
+def _numbers(line: str) -> list[str]:
+    return [cell.strip() for cell in line.replace("┆", "│").strip("│").split("│")]
+
+
+def test_every_sample_is_tested() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    samples = sorted(path.name for path in SAMPLES.glob("*.py"))
+    assert samples == sorted(name for name in samples if f'"{name}"' in here)
+    assert len(samples) >= 3
