@@ -48,7 +48,7 @@ format: $(DEV)
 	$(BIN)/ruff format .
 
 bench: $(DEV)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python $$script $(BENCH_ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

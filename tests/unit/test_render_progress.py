@@ -51,4 +51,4 @@ def test_nothing_runs_beside_counted_steps() -> None:
         (spinner,) = set(threading.enumerate()) - before
         progress("Generating", 0, 3)
         spinner.join(timeout=10)  # it was told to end, and does before its next turn
-        assert set(threading.enumerate()) == before
+        assert set(threading.enumerate()) <= before
