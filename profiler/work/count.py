@@ -92,8 +92,9 @@ def count(
         layout: The cache as it is; None before one was seen: then layers are taken to grow as `DynamicCache` makes
             them, with the bytes of the weights' dtype.
         cached: False for a pass without a cache: nothing is kept, attention reads the keys and values of the pass.
-        masked: Attention is given an explicit mask even where a causal one would do (a padded batch, or the eager
-            implementation). Then a prefill into a static cache reads all its slots, not only those of the query.
+        masked: Attention is given an explicit mask even where a causal one would do (a padded batch, the eager
+            implementation, transformers up to 5.10). Then a prefill into a new static cache reads all its slots, and
+            not only those of the query.
 
     Raises:
         ValueError: If the closed form does not hold for the model.

@@ -45,12 +45,12 @@ _MAX_REASONS = 8
 _FOREIGN = (
     (re.compile(r"expert|moe|router", re.IGNORECASE), "a mixture of experts"),
     (re.compile(r"lora_|peft", re.IGNORECASE), "an adapter that is not merged"),
+    (re.compile(r"vision|visual|image|patch", re.IGNORECASE), "a vision tower"),
+    (re.compile(r"audio|speech", re.IGNORECASE), "an audio tower"),
     (
         re.compile(r"mamba|ssm|rwkv|deltanet|linear_?attn|recurrent|conv", re.IGNORECASE),
         "a state space or convolution",
     ),
-    (re.compile(r"vision|visual|image|patch", re.IGNORECASE), "a vision tower"),
-    (re.compile(r"audio|speech", re.IGNORECASE), "an audio tower"),
     (re.compile(r"cross_?att|encoder_?attn", re.IGNORECASE), "a cross attention"),
 )
 
