@@ -12,7 +12,7 @@ from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.passes import SortedPasses, Status
 from phaseprof.analyzers.phases import Basis
 from phaseprof.analyzers.requests import RequestAnalysis
-from phaseprof.analyzers.results import Bound, PhaseFigures, RunFacts
+from phaseprof.analyzers.results import Bound, Confidence, PhaseFigures, RunFacts
 from phaseprof.analyzers.roofline import batch_cost_ratio
 from phaseprof.analyzers.wording import (
     byte_rate,
@@ -101,10 +101,10 @@ def _compute(figures: PhaseFigures, basis: Basis) -> str:
     tokens = number(round(figures.tokens / figures.passes))
     noun = pass_noun(figures.phase)
     kind = "prompt tokens" if figures.phase is Phase.PREFILL else "tokens"
-    passes = f"A {noun} of {tokens} {kind} runs" if figures.passes == 1 else f"{noun}es"
-    if figures.passes > 1:
-        plural = "Passes" if noun == "pass" else "Steps"
-        passes = f"{plural} of {tokens} {kind} run"
+    if figures.passes == 1:
+        passes = f"A {noun} of {tokens} {kind} runs"
+    else:
+        passes = f"{'Passes' if noun == 'pass' else 'Steps'} of {tokens} {kind} run"
     return (
         f"is compute-bound. {passes} at {flop_rate(figures.tflops * 1e12)}: {percent(figures.mfu)} of the "
         f"{flop_rate(roofs.flops_per_s)} {roof_origin(roofs)}."
@@ -125,19 +125,28 @@ def _bandwidth(figures: PhaseFigures, basis: Basis) -> str:
 
 
 def _overhead(figures: PhaseFigures, basis: Basis) -> str:
-    busy = 0.0 if figures.busy_ms is None else figures.busy_ms / figures.span_ms
-    text = f"is overhead-bound. The device works {percent(busy)} of a {_takes(figures)} and waits for the host the rest"
+    rest = (
+        ", Python and the framework the rest"
+        if basis.device_kind == "cpu"
+        else " and waits for the host the rest"
+    )
+    text = f"is overhead-bound. {_works(figures, basis)}{rest}"
     return text + _roof_clause(figures, "; the nearer roof ({roof}) needs {need}.", ".")
 
 
 def _latency(figures: PhaseFigures, basis: Basis) -> str:
-    busy = 0.0 if figures.busy_ms is None else figures.busy_ms / figures.span_ms
-    text = f"is latency-bound. The device works {percent(busy)} of a {_takes(figures)}"
-    return text + _roof_clause(
+    return f"is latency-bound. {_works(figures, basis)}" + _roof_clause(
         figures,
         ", but the nearer roof ({roof}) explains only {share}: its kernels are small or inefficient.",
         ".",
     )
+
+
+def _works(figures: PhaseFigures, basis: Basis) -> str:
+    """How much of a pass the device works; on a CPU, how much of it operators run."""
+    busy = 0.0 if figures.busy_ms is None else figures.busy_ms / figures.span_ms
+    who = "Operators run" if basis.device_kind == "cpu" else "The device works"
+    return f"{who} {percent(busy)} of a {_takes(figures)}"
 
 
 def _overhead_or_latency(figures: PhaseFigures, basis: Basis) -> str:
@@ -319,16 +328,13 @@ def _mixed(findings: Findings) -> Iterator[str]:
 
 def _notes(findings: Findings) -> Iterator[str]:
     """What the reader has to know before believing the figures."""
-    few = [
-        figures.phase.value
-        for figures in findings.phases.values()
-        if figures.passes < thresholds.TOO_FEW_PASSES.value and not _is_minor(figures)
-    ]
-    if few:
-        yield sentence(
-            f"{joined(few)} had fewer than {in_words(int(thresholds.TOO_FEW_PASSES.value))} passes that count: "
-            "repeat the run for figures to rely on"
-        )
+    doubts: dict[str, list[str]] = {}
+    for figures in findings.phases.values():
+        verdict = figures.verdict
+        if verdict.confidence is Confidence.LOW and verdict.doubt and not _is_minor(figures):
+            doubts.setdefault(verdict.doubt, []).append(figures.phase.value)
+    for doubt, phases in doubts.items():
+        yield f"Low confidence in what bounds {joined(phases)}: {doubt[:1].lower()}{doubt[1:]}"
     if findings.passes.failed:
         failed = sum(s.passes for s in findings.passes.set_aside if s.reason == Status.ERROR.reason)
         verb = "was" if failed == 1 else "were"

@@ -60,6 +60,7 @@ class _Case:
     doubts: list[Evidence] = field(default_factory=list)
     excess: list[str] = field(default_factory=list)
     confidence: Confidence = Confidence.HIGH
+    worst_doubt: str = ""
 
     @property
     def passes(self) -> int:
@@ -78,7 +79,8 @@ class _Case:
 
     def doubt(self, level: Confidence, text: str, provenance: Provenance) -> None:
         """Lower the confidence to at most ``level``, with the reason."""
-        self.confidence = max(self.confidence, level, key=_ORDER.index)
+        if _ORDER.index(level) > _ORDER.index(self.confidence):
+            self.confidence, self.worst_doubt = level, sentence(text)
         self.doubts.append(Evidence(sentence(text), provenance))
 
 
@@ -223,9 +225,8 @@ def _say_busy(case: _Case) -> None:
     assert case.busy_share is not None
     seen = case.known.profiled_passes
     where = f" (kernel timeline of {count(seen, 'pass')})" if seen else ""
-    case.say(
-        f"the device worked {percent(case.busy_share)} of the time{where}", Provenance.MEASURED
-    )
+    who = "operators ran" if case.known.device_kind == "cpu" else "the device worked"
+    case.say(f"{who} {percent(case.busy_share)} of the time{where}", Provenance.MEASURED)
 
 
 def _say_idle(case: _Case, bound: Bound, explained: float) -> None:
@@ -316,7 +317,7 @@ def _doubt_roofs(case: _Case, roofs: RoofTimes, ceilings: Ceilings, bound: Bound
         wide = ceilings.spread > thresholds.ROOF_SPREAD_WIDE.value
         case.doubt(
             Confidence.LOW if wide else Confidence.MEDIUM,
-            f"repeats of the roofs spread by ±{percent(ceilings.spread)}",
+            f"repeats of the roofs spread by ±{percent(ceilings.spread)}; measure them on a quiet machine",
             Provenance.MEASURED,
         )
     if bound not in (Bound.COMPUTE, Bound.BANDWIDTH):
@@ -361,9 +362,11 @@ def _doubt_passes(case: _Case) -> None:
     spread = known.pass_spread
     if spread is not None and spread > thresholds.PASS_SPREAD.value:
         wide = spread > thresholds.PASS_SPREAD_WIDE.value
+        shared = ", as when other processes take the cores" if known.device_kind == "cpu" else ""
         case.doubt(
             Confidence.LOW if wide else Confidence.MEDIUM,
-            f"the passes differ: the 90th percentile takes {number(spread)}x the median, each against its own roof",
+            f"the passes differ: the 90th percentile takes {number(spread)}x the median, each against its own "
+            f"roof{shared}",
             Provenance.MEASURED,
         )
     if known.known_share < 1:
@@ -400,4 +403,5 @@ def _settle(
         remedy="" if first is None else sentence(f"{first.name}: {first.how}"),
         lever=first,
         excess=" ".join(case.excess),
+        doubt=case.worst_doubt,
     )

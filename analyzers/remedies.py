@@ -175,7 +175,7 @@ def _overhead(phase: Phase, known: Circumstances) -> Lever:
     if known.device_kind == "cpu":
         return Lever(
             "fewer operators",
-            "torch.compile fuses them; a larger batch pays for the same operators once for all its sequences",
+            "fuse them with torch.compile; a larger batch pays for the same operators once for all its sequences",
         )
     if phase is Phase.DECODE:
         return Lever(
@@ -185,7 +185,7 @@ def _overhead(phase: Phase, known: Circumstances) -> Lever:
         )
     return Lever(
         "fewer launches",
-        "torch.compile fuses kernels; a larger batch or larger chunks cost the same launches",
+        "fuse kernels with torch.compile; a larger batch or larger chunks cost the same launches",
     )
 
 
@@ -200,11 +200,11 @@ def _latency(phase: Phase, known: Circumstances, dtype_hint: str) -> Lever:
     if known.device_kind == "cpu":
         return Lever(
             "better kernels",
-            f"torch.compile, or another dtype, for which this CPU may have faster ones; {rows}",
+            f"try torch.compile, or another dtype, for which this CPU may have faster ones; {rows}",
         )
     return Lever(
         "better kernels",
-        f"torch.compile or a fused attention and MLP kernel; {rows}",
+        f"try torch.compile, or fused attention and MLP kernels; {rows}",
     )
 
 

@@ -89,6 +89,7 @@ class Verdict:
         lever: The same in its two parts.
         excess: Why a share of a roof is above 100 %, as sentences; empty when none is. Whoever shows such a share
             shows this with it.
+        doubt: The reason that lowers the confidence most, as a sentence; empty when it is high.
     """
 
     bound: Bound
@@ -99,6 +100,7 @@ class Verdict:
     remedy: str
     lever: Lever | None = None
     excess: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

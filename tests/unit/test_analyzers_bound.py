@@ -1,5 +1,7 @@
 """Classes that follow by construction: round work on a device of round roofs, and times that are chosen."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def verdict(
     comm: float | None = None,
     phase: Phase = Phase.DECODE,
     ceilings: Ceilings | None = roofs(),  # noqa: B008
-    **circumstances: object,
+    **circumstances: Any,
 ) -> Verdict:
     """Class one pass. At the stand-in's roofs 1 GFLOP takes 1 ms, and 0.1 GB takes 1 ms."""
     return classify(
@@ -32,7 +34,7 @@ def verdict(
         busy_share=busy,
         exposed_comm_share=comm,
         phase=phase,
-        circumstances=Circumstances(**circumstances),  # type: ignore[arg-type]
+        circumstances=Circumstances(**circumstances),
     )
 
 
@@ -41,8 +43,8 @@ def texts(found: Verdict) -> str:
 
 
 # Work at the roofs: (10 ms compute, 1 ms memory) for "prefill", (0.1 ms, 10 ms) for "decode".
-PREFILL = {"gflop": 10.0, "gb": 0.1}
-DECODE = {"gflop": 0.1, "gb": 1.0}
+PREFILL: dict[str, Any] = {"gflop": 10.0, "gb": 0.1}
+DECODE: dict[str, Any] = {"gflop": 0.1, "gb": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ DECODE = {"gflop": 0.1, "gb": 1.0}
 )
 def test_class_by_construction(
     ms: float,
-    work: dict[str, float],
+    work: dict[str, Any],
     busy: float | None,
     comm: float | None,
     bound: Bound,
@@ -192,11 +194,11 @@ def test_near_the_ridge_the_nearer_roof_is_less_sure(
     ],
 )
 def test_confidence_falls_with_a_reason(
-    change: dict[str, object], confidence: Confidence, reason: str
+    change: dict[str, Any], confidence: Confidence, reason: str
 ) -> None:
     ceilings = change.pop("ceilings", roofs()) if change else roofs()
     # 7 ms of 10: far from the threshold and from the ridge.
-    found = verdict(10, gflop=0.1, gb=0.7, ceilings=ceilings, **change)  # type: ignore[arg-type]
+    found = verdict(10, gflop=0.1, gb=0.7, ceilings=ceilings, **change)
     assert found.bound is Bound.BANDWIDTH
     assert found.confidence is confidence
     assert reason.lower() in texts(found).lower()
@@ -282,13 +284,13 @@ def test_both_roofs_above_are_both_explained() -> None:
 )
 def test_levers_fit_class_and_phase(
     ms: float,
-    work: dict[str, float],
+    work: dict[str, Any],
     phase: Phase,
-    known: dict[str, object],
+    known: dict[str, Any],
     lever: str,
     how: str,
 ) -> None:
-    found = verdict(ms, phase=phase, **work, **known)  # type: ignore[arg-type]
+    found = verdict(ms, phase=phase, **work, **known)
     assert found.lever is not None
     assert found.lever.name == lever
     assert how in found.lever.how

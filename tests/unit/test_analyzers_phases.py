@@ -46,8 +46,8 @@ def test_prefill_and_decode_of_a_healthy_run() -> None:
     assert decode.gb_per_s == pytest.approx(55)
     assert prefill.intensity == pytest.approx(300)
     assert decode.intensity == pytest.approx(0.1 / 0.22)
-    assert (prefill.mfu, prefill.mbu) == (pytest.approx(0.6), pytest.approx(0.02))
-    assert (decode.mfu, decode.mbu) == (pytest.approx(0.025), pytest.approx(0.55))
+    assert [prefill.mfu, prefill.mbu] == pytest.approx([0.6, 0.02])
+    assert [decode.mfu, decode.mbu] == pytest.approx([0.025, 0.55])
     assert prefill.weight_byte_share == pytest.approx(1)
     assert decode.weight_byte_share == pytest.approx(0.2 / 0.22)
     assert prefill.bound is Bound.COMPUTE
