@@ -323,6 +323,19 @@ def test_a_tied_and_an_untied_llama_by_hand(dtype: torch.dtype) -> None:
     assert tied.tied_lookup_bytes_per_token == 32 * size
 
 
+def test_values_may_be_wider_than_keys() -> None:
+    model = llama()
+    for layer in model.model.layers:
+        layer.self_attn.v_proj = nn.Linear(32, 2 * 12, bias=False)
+        layer.self_attn.o_proj = nn.Linear(4 * 12, 32, bias=False)
+    cost = model_cost(model)
+    (group,) = cost.attention
+    assert (group.qk_head_dim, group.v_head_dim) == (8, 12)
+    assert group.flops_per_pair == 2 * 4 * (8 + 12)
+    assert group.kv_bytes_per_token == 2 * (8 + 12) * 4
+    assert cost.linear_flops_per_token == 2 * (LINEAR + 2 * (8 * 32 + 16 * 32))
+
+
 def test_mixed_dtypes_count_at_their_own_size() -> None:
     model = llama().to(torch.bfloat16)
     model.lm_head.float()
