@@ -249,9 +249,11 @@ def _say_idle(case: _Case, bound: Bound, explained: float) -> None:
         )
     elif bound in (Bound.OVERHEAD, Bound.LATENCY):
         slow = max(case.busy_share - explained, 0.0)
+        on_cpu = case.known.device_kind == "cpu"
+        idle = "passes outside operators" if on_cpu else "is idle"
         case.say(
             f"of the time that no roof explains ({percent(1 - explained)}), {percent(1 - case.busy_share)} of the "
-            f"whole is idle and {percent(slow)} goes to kernels that are slower than the roofs",
+            f"whole {idle} and {percent(slow)} goes to kernels that are slower than the roofs",
             Provenance.MODELLED,
         )
         if abs((1 - case.busy_share) - slow) < 2 * thresholds.NEAR_ENOUGH_EXPLAINED.value:

@@ -7,8 +7,14 @@ from typing import Any
 
 from traces import COST, CPU, GPU, META, Timeline, healthy, meta, model, roofs
 
+from phaseprof.analyzers.answer import Findings, answer
+from phaseprof.analyzers.bound import classify
+from phaseprof.analyzers.passes import primary_model, sort_passes
+from phaseprof.analyzers.phases import Basis
 from phaseprof.analyzers.report import build_report
+from phaseprof.analyzers.requests import analyze_requests
 from phaseprof.analyzers.results import Bound, Report
+from phaseprof.phases import Phase
 
 
 def report_of(timeline: Timeline, **changes: Any) -> Report:
@@ -131,6 +137,32 @@ def test_overhead_or_latency() -> None:
         "whether the device idles in the rest (overhead) or runs slow kernels (latency) was not measured."
     )
     assert "First lever: a kernel timeline." in lines[2]
+
+
+def test_communication() -> None:
+    """No collector sees collectives yet: the verdict is put in by hand, the sentence is the answer's."""
+    timeline = both(20, 0.95)
+    trace, report = timeline.trace(), report_of(timeline)
+    verdict = classify(
+        time_s=0.2, flops=1e9, bytes=5e9, ceilings=roofs(), busy_share=0.95, exposed_comm_share=0.6, phase=Phase.DECODE
+    )  # fmt: skip
+    decode = replace(report.phases["decode"], verdict=verdict, share=1.0)
+    primary = primary_model(trace.passes)
+    findings = Findings(
+        facts=report.facts,
+        phases={"decode": decode},
+        by_batch={},
+        requests=analyze_requests(trace.requests, trace.passes, "m", cut_off=False),
+        passes=sort_passes(trace.passes, primary, roofs()),
+        basis=Basis(ceilings=roofs()),
+        other_share=0.0,
+    )
+    assert answer(findings)[:2] == (
+        "Decode is communication-bound. Exposed collectives take more of a step of 20 ms than the nearer roof "
+        "(bandwidth, 25 %).",
+        "All of the time is decode. First lever: less exposed communication. Overlap collectives with compute or split "
+        "the model over fewer ranks; a larger batch spends each collective on more tokens.",
+    )
 
 
 def test_an_unknown_device_gets_no_percentage() -> None:
