@@ -17,7 +17,9 @@ BIN := $(VENV)/bin
 FILES := $(shell find profiler collectors analyzers cli -name '*.py' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 DEMO := $(VENV)/.installed-demo-$(FILES)
 DEV := $(VENV)/.installed-dev-$(FILES)
-INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS)
+# The first time there is much to fetch, and pip shows how far it is.
+QUIET := $(if $(wildcard $(VENV)/.installed-*),--quiet)
+INSTALL := $(BIN)/python -m pip install $(QUIET) -c constraints.txt $(PIP_ARGS)
 EDITABLE := -C editable_mode=strict
 
 .DEFAULT_GOAL := help
