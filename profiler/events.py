@@ -134,11 +134,13 @@ class ModelSeen(NamedTuple):
         model_id: Its id in the tables.
         cost: Its `ModelCost`; None if it could not be read.
         dtype: Dtype of its weights, without prefix.
+        masked: Attention is always given an explicit mask, even where a causal one would do.
     """
 
     model_id: str
     cost: Any
     dtype: str
+    masked: bool = False
 
 
 class CacheGone(NamedTuple):

@@ -23,7 +23,7 @@ from phaseprof.errors import NotMeasured, PhaseprofError, UsageError
 from phaseprof.events import ModelSeen, Override
 from phaseprof.hooks.models import SeenModel
 from phaseprof.hooks.state import Flags, ThreadState
-from phaseprof.hooks.transformers import TransformersHooks
+from phaseprof.hooks.transformers import TransformersHooks, always_masked
 from phaseprof.phases import Phase
 from phaseprof.recorder import Recorder
 from phaseprof.schema import SCHEMA_VERSION
@@ -207,7 +207,7 @@ class Session:
         cost = model.meta.cost
         dtype = cost.dtype if cost is not None else ""
         self._models.append(model)
-        self.recorder.emit(ModelSeen(model.model_id, cost, dtype))
+        self.recorder.emit(ModelSeen(model.model_id, cost, dtype, masked=always_masked(model.meta)))
         self.recorder.meta_changed()
 
     def _current_meta(self) -> ProcessMeta:
@@ -225,7 +225,7 @@ class Session:
 
 def _with_cache(model: SeenModel) -> Any:
     kinds = tuple(model.layouts)
-    return replace(model.meta, cache_class=kinds[0]) if kinds else model.meta
+    return replace(model.meta, cache_class=kinds[0][0]) if kinds else model.meta
 
 
 def _version() -> str:
@@ -324,13 +324,12 @@ def _stop_with_multiprocessing(session: Session) -> None:
     if util is None:
         return
     util.Finalize(None, session.stop, exitpriority=0)
-    # A forked child clears the finalizers before it begins, and runs these afterwards.
+    # In a forked child this has run before the child's bootstrap clears all finalizers; it then runs these.
     util.register_after_fork(session, _stop_in_child)
 
 
-def _stop_in_child(parent: Session) -> None:
-    session = _current
-    if session is not None and session is not parent:
+def _stop_in_child(session: Session) -> None:
+    if session is _current:
         sys.modules["multiprocessing.util"].Finalize(None, session.stop, exitpriority=0)
 
 

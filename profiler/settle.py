@@ -50,6 +50,7 @@ class _Model:
     steps: int = 0
     seen: set[Phase] = field(default_factory=set)
     layout: Any = None
+    masked: bool = False
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class Settler:
                 model = self._models.setdefault(event.model_id, _Model())
                 model.cost = event.cost
                 model.dtype = event.dtype
+                model.masked = event.masked
             case CacheGone():
                 self._gone(event)
 
@@ -468,7 +470,7 @@ class Settler:
         may_change: bool = False,
     ) -> ForwardPass:
         model = self._models[event.model_id]
-        work = self._work(event, past, model)
+        work = self._work(event, past, model, masked=model.masked or tokens.padding > 0)
         unresolved = event.span is not None and event.span.device_ns is None
         row = ForwardPass(
             pass_id=ids.pass_id,
@@ -512,7 +514,7 @@ class Settler:
             self._waiting.append((row, event.span))
         return row
 
-    def _work(self, event: PassSeen, past: int, model: _Model) -> Work | None:
+    def _work(self, event: PassSeen, past: int, model: _Model, *, masked: bool) -> Work | None:
         if model.cost is None or not model.cost.covered:
             return None
         return count(
@@ -521,6 +523,7 @@ class Settler:
             logits_tokens=event.logits,
             layout=self._layouts.get(event.cache, model.layout) if event.cache else None,
             cached=event.cache > 0,
+            masked=masked,
         )
 
     def _warmup(self, event: PassSeen, phase: Phase, model: _Model) -> Warmup | None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from phaseprof.events import Event, PassSeen
+from phaseprof.hooks.dynamo import Dynamo, graphs_compiled
 from phaseprof.hooks.inputs import (
     cache_of,
     cache_of_output,
@@ -60,54 +62,132 @@ class ForwardHook:
         self.own_ns = 0
         self.passes = 0
         self.active = True
+        self._bare_call: Callable[..., Any] = sys.modules["torch"].nn.Module.__call__
 
-    def patch(self, owner: type) -> Patch:
+    def patch_class(self, owner: type) -> Patch:
         """Wrap the calls of a class and of those that inherit from it."""
         state = self._state
-        observe = self._observe
-        is_compiling: Callable[[], bool] = sys.modules["torch"].compiler.is_compiling
+        dynamo = Dynamo()
+        is_tracing = dynamo.is_tracing
+        observe = partial(self._observe, dynamo.set_callback, False)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-                if is_compiling() or state.in_pass or not self.active:
+                if is_tracing() or state.in_pass or not self.active:
                     return original(module, *args, **kwargs)
                 return observe(original, module, args, kwargs)
 
+            dynamo.skip(__call__)
+            return __call__
+
+        dynamo.skip(self._observe)
+        return Patch(owner, "__call__", make)
+
+    def patch_compiled_call(self, owner: type) -> Patch:
+        """Wrap `get_compiled_call`, by which generate compiles its decode steps and keeps them on the model.
+
+        What is kept must not hold our wrapper, and may be older than the session: so the call that is compiled is the
+        bare one, and it is observed from outside.
+        """
+        observe = partial(self._observe, Dynamo().set_callback, True)
+        bare = self._bare_call
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def get_compiled_call(model: Any, /, *args: Any, **kwargs: Any) -> Any:
+                if not self.active:
+                    return original(model, *args, **kwargs)
+                # An attribute of the instance is what `self.__call__` finds first.
+                model.__dict__["__call__"] = partial(bare, model)
+                try:
+                    compiled = original(model, *args, **kwargs)
+                finally:
+                    del model.__dict__["__call__"]
+
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    if self._state.in_pass or not self.active:
+                        return compiled(*args, **kwargs)
+                    return observe(lambda _, *a, **k: compiled(*a, **k), model, args, kwargs)
+
+                return call
+
+            return get_compiled_call
+
+        return Patch(owner, "get_compiled_call", make)
+
+    def patch_compiled_module(self, owner: type, pretrained: type) -> Patch:
+        """Wrap the calls of `torch.compile(model)`, which may hold the model's call from before the session."""
+        state = self._state
+        dynamo = Dynamo()
+        is_tracing = dynamo.is_tracing
+        observe = partial(self._observe, dynamo.set_callback, True)
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def __call__(compiled: Any, /, *args: Any, **kwargs: Any) -> Any:
+                model = compiled._orig_mod
+                if (
+                    is_tracing()
+                    or state.in_pass
+                    or not self.active
+                    or not isinstance(model, pretrained)
+                ):
+                    return original(compiled, *args, **kwargs)
+                return observe(lambda _, *a, **k: original(compiled, *a, **k), model, args, kwargs)
+
+            dynamo.skip(__call__)
             return __call__
 
         return Patch(owner, "__call__", make)
 
     def _observe(
         self,
+        set_callback: Callable[[Any], Any],
+        compiled: bool,
         original: Callable[..., Any],
         module: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         entered = time.perf_counter_ns()
+        compiler = set_callback(None)
         state = self._state
-        try:
-            call = self._begin(module, args, kwargs)
-        except Exception as failure:
-            self._failed("reading the inputs of a pass", failure)
-            call = None
+        call = self._begin(module, args, kwargs, compiled or compiler is not None)
         state.in_pass = True
+        if compiler is not None:
+            set_callback(compiler)
         start = time.perf_counter_ns()
         try:
             output = original(module, *args, **kwargs)
         except BaseException as raised:
             end = time.perf_counter_ns()
+            set_callback(None)
             state.in_pass = False
             self._end(call, start, end, None, type(raised).__name__)
+            set_callback(compiler)
             self.own_ns += (start - entered) + (time.perf_counter_ns() - end)
             raise
         end = time.perf_counter_ns()
+        if compiler is not None:
+            set_callback(None)
         state.in_pass = False
         self._end(call, start, end, output, None)
+        if compiler is not None:
+            set_callback(compiler)
         self.own_ns += (start - entered) + (time.perf_counter_ns() - end)
         return output
 
-    def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    def _begin(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool
+    ) -> _Call | None:
+        """Read what a pass is about to compute; None if that fails, and the pass goes unobserved."""
+        try:
+            return self._read(module, args, kwargs, compiled)
+        except Exception as failure:
+            self._failed("reading the inputs of a pass", failure)
+            return None
+
+    def _read(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool
+    ) -> _Call:
         state = self._state
         generation = state.generation
         model = self._models.find(module, generation.model if generation is not None else None)
@@ -140,8 +220,8 @@ class ForwardHook:
             fed=fed,
             logits=logits_positions(kwargs, query) * rows if model.has_head else 0,
             training=(module.training and _records_gradients()) or kwargs.get("labels") is not None,
-            compiled=_is_compiled(module),
-            compiles=_compiles(),
+            compiled=compiled or _is_compiled(module),
+            compiles=graphs_compiled(),
             mark=model.timer.begin() if model.timer is not None else None,
         )
 
@@ -179,7 +259,9 @@ class ForwardHook:
         cache = track.ref()
         if cache is None:
             return None
-        kind = type(cache).__name__
+        # Caches of one class differ: with the model's config they slide, without it they do not.
+        layers = tuple(type(layer).__name__ for layer in getattr(cache, "layers", ()))
+        kind = (type(cache).__name__, layers)
         known = model.layouts.get(kind)
         if known is None or any(group.allocated_tokens is not None for group in known.groups):
             known = read_layout(cache)
@@ -276,7 +358,7 @@ class _Call:
             self.training,
             flags.warmups > 0,
             self.compiled,
-            _compiles() != self.compiles,
+            graphs_compiled() != self.compiles,
             flags.profiled,
             state.override,
             error,
@@ -288,16 +370,8 @@ def _records_gradients() -> bool:
 
 
 def _is_compiled(module: Any) -> bool:
-    """`model.compile()`, `model.forward = torch.compile(...)`, or the call that generate compiles for itself."""
+    """`model.compile()`, or `model.forward = torch.compile(...)`."""
     if module._compiled_call_impl is not None:
         return True
     forward = module.__dict__.get("forward")
     return forward is not None and hasattr(forward, "_torchdynamo_orig_callable")
-
-
-def _compiles() -> int:
-    """Frames that torch.compile has looked at so far in this process; a pass during which it grows has compiled."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    # `get`, not an index: a miss would run Counter.__missing__, which is slow.
-    frames = None if utils is None else utils.counters.get("frames")
-    return 0 if frames is None else frames.get("total", 0)

@@ -27,7 +27,7 @@ class SeenModel:
         meta: What is stored about it.
         device: The device of its first parameter.
         ref: The model.
-        layouts: Layout of its KV cache, by the cache's class.
+        layouts: Layout of its KV cache, by the classes of the cache and of its layers.
     """
 
     model_id: str
@@ -37,7 +37,7 @@ class SeenModel:
     meta: ModelMeta
     device: Device | None
     ref: weakref.ref[Any]
-    layouts: dict[str, KvLayout] = field(default_factory=dict)
+    layouts: dict[tuple[str, tuple[str, ...]], KvLayout] = field(default_factory=dict)
 
 
 class ModelBook:

@@ -17,6 +17,7 @@ from phaseprof.hooks.models import ModelBook, SeenModel
 from phaseprof.hooks.patching import Patch
 from phaseprof.hooks.state import CacheBook, Flags, ThreadState
 from phaseprof.timers import CudaEventTimer, DeviceTimer
+from phaseprof.trace.meta import ModelMeta
 from phaseprof.work.walk import model_cost
 
 
@@ -59,6 +60,7 @@ class TransformersHooks:
         )
         self._patches: list[Patch] = []
         self._waiting: list[Removal] = []
+        self._compiled_hooked = False
 
     @property
     def passes(self) -> int:
@@ -84,6 +86,7 @@ class TransformersHooks:
         self._waiting = [
             when_imported("transformers.modeling_utils", self._hook_models),
             when_imported("transformers.generation.utils", self._hook_generate),
+            when_imported("torch._dynamo.eval_frame", self._hook_compiled),
         ]
         pretrained = _loaded("transformers.modeling_utils", "PreTrainedModel")
         if model is not None and not (pretrained and isinstance(model, pretrained)):
@@ -102,16 +105,38 @@ class TransformersHooks:
             timer.finish()
 
     def _hook_models(self, module: Any) -> None:
-        self._patches.append(self._forward.patch(module.PreTrainedModel))
+        owner = module.PreTrainedModel
+        self._patches.append(self._forward.patch_class(owner))
+        if hasattr(owner, "get_compiled_call"):
+            self._patches.append(self._forward.patch_compiled_call(owner))
+        # Dynamo may have been imported before transformers.
+        self._hook_compiled(sys.modules.get("torch._dynamo.eval_frame"))
 
     def _hook_generate(self, module: Any) -> None:
         self._patches += self._generate.patches(module.GenerationMixin)
+
+    def _hook_compiled(self, module: Any) -> None:
+        pretrained = _loaded("transformers.modeling_utils", "PreTrainedModel")
+        if module is None or pretrained is None or self._compiled_hooked:
+            return
+        self._compiled_hooked = True
+        self._patches.append(
+            self._forward.patch_compiled_module(module.OptimizedModule, pretrained)
+        )
 
     def _hook_foreign(self, model: Any, pretrained: type | None) -> None:
         """A module of the user's own: its class is hooked, unless a transformers model in it will be seen anyway."""
         if pretrained and any(isinstance(part, pretrained) for part in model.modules()):
             return
-        self._patches.append(self._forward.patch(type(model)))
+        self._patches.append(self._forward.patch_class(type(model)))
+
+
+def always_masked(model: ModelMeta) -> bool:
+    """Whether attention is given an explicit mask even where a causal one would do: by every implementation but sdpa,
+    and by all of them up to transformers 5.10."""
+    version = str(getattr(sys.modules.get("transformers"), "__version__", "0.0"))
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+    return model.attn_implementation != "sdpa" or numbers <= [5, 10]
 
 
 def _loaded(module: str, name: str) -> type | None:
