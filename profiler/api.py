@@ -103,8 +103,8 @@ def profile(
     Every transformers model of this process is seen, whether it exists already or not, and none is changed: the hooks
     sit on two classes of the library for the time of the block.
 
-    Under `phaseprof run` the process is recorded already: the block joins that trace, and `trace` and `workload` have no
-    effect.
+    Under `phaseprof run` the process is recorded already: the block joins that trace, and `trace` and `workload` have
+    no effect.
 
     Args:
         model: A module of your own that is not a transformers model, to be watched as well.

@@ -114,7 +114,9 @@ class Settler:
         self._loops: dict[tuple[str, int | None, int], _Loop] = {}
         #: The batch that last ran on a cache, whether a generate call's or a loop's.
         self._on_cache: dict[int, Batch] = {}
-        self._waiting: deque[tuple[ForwardPass, Any]] = deque()
+        #: Passes whose device time is not known yet, in order, and the last version of each.
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self._unresolved: dict[int, ForwardPass] = {}
         self._profiled: list[PassWindow] = []
         self.padding_unread = False
 
@@ -142,8 +144,10 @@ class Settler:
     def poll(self) -> None:
         """Put the passes again whose device time has become known."""
         while self._waiting and self._waiting[0][1].device_ns is not None:
-            row, span = self._waiting.popleft()
-            self._sink.put_pass(replace(row, device_ns=span.device_ns, may_change=False))
+            pass_id, span = self._waiting.popleft()
+            row = self._unresolved.pop(pass_id, None)
+            if row is not None:
+                self._sink.put_pass(replace(row, device_ns=span.device_ns, may_change=False))
 
     def take_profiled(self) -> list[PassWindow]:
         """When the passes ran that were flagged `profiled` since the last call."""
@@ -322,7 +326,7 @@ class Settler:
             return
         rejected = max(verifying.end - past, 0) * verifying.row.sequences
         accepted = max(verifying.drafts - rejected, 0)
-        self._sink.put_pass(replace(verifying.row, accepted_tokens=accepted, may_change=False))
+        self._send(replace(verifying.row, accepted_tokens=accepted, may_change=False))
         if generation.served is not None and generation.served.outputs:
             for row in range(len(generation.served.outputs)):
                 generation.served.outputs[row] += accepted // verifying.row.sequences
@@ -393,7 +397,7 @@ class Settler:
         if generation is None:
             return
         if generation.verifying is not None:
-            self._sink.put_pass(replace(generation.verifying.row, may_change=False))
+            self._send(replace(generation.verifying.row, may_change=False))
         if generation.served is not None and generation.served.first_start_ns is not None:
             self._put_requests(
                 generation.served,
@@ -507,12 +511,20 @@ class Settler:
             error=event.error,
             may_change=may_change or unresolved,
         )
-        self._sink.put_pass(row)
+        if unresolved and ids.pass_id not in self._unresolved:
+            self._waiting.append((ids.pass_id, event.span))
+            self._unresolved[ids.pass_id] = row
+        self._send(row)
         if row.profiled:
             self._profiled.append(PassWindow(row.pass_id, row.thread_id, row.start_ns, row.end_ns))
-        if unresolved:
-            self._waiting.append((row, event.span))
         return row
+
+    def _send(self, row: ForwardPass) -> None:
+        """Put a row; one whose device time is still to come stays open until it has."""
+        if row.pass_id in self._unresolved:
+            row = replace(row, may_change=True)
+            self._unresolved[row.pass_id] = row
+        self._sink.put_pass(row)
 
     def _work(self, event: PassSeen, past: int, model: _Model, *, masked: bool) -> Work | None:
         if model.cost is None or not model.cost.covered:
