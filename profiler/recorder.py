@@ -22,7 +22,7 @@ from phaseprof.errors import NotMeasured
 from phaseprof.events import Event
 from phaseprof.records import Kernel
 from phaseprof.schema import KERNELS
-from phaseprof.settle import Settler
+from phaseprof.settling.settler import Settler
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.writer import TraceWriter, to_arrow
 

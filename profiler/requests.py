@@ -24,6 +24,7 @@ class Served:
         outputs: Tokens that each row got.
         warmup: The strongest reason of its passes to keep them out of steady-state figures.
         profiled: A costly collector ran during one of them.
+        hidden: They are no requests of a user (a draft model's): no row is put.
     """
 
     batch: Batch
@@ -35,6 +36,7 @@ class Served:
     outputs: list[int] = field(default_factory=list)
     warmup: Warmup | None = None
     profiled: bool = False
+    hidden: bool = False
 
     def began_pass(self, start_ns: int) -> None:
         """A pass of the batch began."""
@@ -45,6 +47,12 @@ class Served:
     def yielded(self, end_ns: int, tokens: int = 1) -> None:
         """A pass ended that yields tokens for every row that goes on."""
         self.token_ns.append(end_ns)
+        for row in range(len(self.outputs)):
+            if row not in self.batch.finished:
+                self.outputs[row] += tokens
+
+    def accepted(self, tokens: int) -> None:
+        """The pass before yielded that many accepted drafts besides its own token."""
         for row in range(len(self.outputs)):
             if row not in self.batch.finished:
                 self.outputs[row] += tokens

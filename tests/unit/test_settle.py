@@ -18,7 +18,7 @@ from phaseprof.events import (
 )
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.records import Finish, ForwardPass, Request, Warmup
-from phaseprof.settle import Settler
+from phaseprof.settling.settler import Settler
 from phaseprof.work.cost import AttentionCost, ModelCost
 
 MS = 1_000_000
@@ -203,6 +203,9 @@ def test_assisted_generation(settler: Settler, rows: Rows) -> None:
     settler.handle(seen(generation=1, query=5, past=11))
     settler.handle(seen(generation=1, query=1, past=16))
     draft, first, second, last = rows.passes.values()
+    # The draft model works for the request of the call around it, and has none of its own.
+    assert draft.slices[0].request_id == "p7.g1.r0"
+    assert set(rows.requests) == {"p7.g1.r0"}
     assert (draft.role, draft.phase, draft.decode_tokens) == (Role.DRAFT, Phase.DECODE, 1)
     assert (first.phase, first.prefill_tokens, first.decode_tokens) == (Phase.MIXED, 9, 4)
     assert (first.draft_tokens, first.accepted_tokens) == (4, 2)

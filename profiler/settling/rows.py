@@ -1,0 +1,201 @@
+"""Make rows of passes: ids, work, warm-up flags, and device time that comes late."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from phaseprof.attribution import PassWindow
+from phaseprof.events import ModelSeen, PassSeen
+from phaseprof.phases import Phase, Role, TagSource
+from phaseprof.records import ForwardPass, Request, Warmup
+from phaseprof.sequences import PassTokens
+from phaseprof.timers import Span
+from phaseprof.work.cost import ModelCost
+from phaseprof.work.count import Rows, Work, count, pairs
+from phaseprof.work.kv import KvLayout
+
+
+class Sink(Protocol):
+    """Where rows go. A row with the id of an earlier one replaces it."""
+
+    def put_pass(self, row: ForwardPass) -> None:
+        """Take a pass."""
+        ...
+
+    def put_request(self, row: Request) -> None:
+        """Take a request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassIds:
+    """The numbers of a pass: in the trace, and within its model."""
+
+    pass_id: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What was derived of a pass besides its tokens.
+
+    Attributes:
+        source: Where the label comes from; a label that the user gave overrules it.
+        role: Whose pass it is.
+        drafts: Drafted tokens that it verifies.
+        accepted: How many of them were accepted; None until the next pass tells.
+        may_change: It is put again once it is settled.
+    """
+
+    source: TagSource
+    role: Role = Role.TARGET
+    drafts: int = 0
+    accepted: int | None = 0
+    may_change: bool = False
+
+
+@dataclass(slots=True)
+class _Model:
+    cost: ModelCost | None = None
+    dtype: str = ""
+    masked: bool = False
+    steps: int = 0
+    seen: set[Phase] = field(default_factory=set)
+    layout: KvLayout | None = None
+
+
+class PassRows:
+    """Makes the rows of passes and puts them into a sink.
+
+    Args:
+        sink: Takes them.
+        offset_ns: From the monotonic clock to Unix ns.
+        first_pass_id: Id of the first pass; later ones count up.
+    """
+
+    def __init__(self, sink: Sink, *, offset_ns: int, first_pass_id: int) -> None:
+        self._sink = sink
+        self._offset_ns = offset_ns
+        self._next_pass_id = first_pass_id
+        self._models: dict[str, _Model] = {}
+        self._layouts: dict[int, KvLayout] = {}
+        #: Passes whose device time is not known yet, in order, and the last version of each.
+        self._waiting: deque[tuple[int, Span]] = deque()
+        self._unresolved: dict[int, ForwardPass] = {}
+        self._profiled: list[PassWindow] = []
+
+    def know(self, event: ModelSeen) -> None:
+        """Take note of a model."""
+        model = self._models.setdefault(event.model_id, _Model())
+        model.cost = event.cost
+        model.dtype = event.dtype
+        model.masked = event.masked
+
+    def begin(self, event: PassSeen) -> PassIds:
+        """Number a pass."""
+        model = self._models.setdefault(event.model_id, _Model())
+        if event.layout is not None:
+            self._layouts[event.cache] = model.layout = event.layout
+        ids = PassIds(self._next_pass_id, model.steps)
+        self._next_pass_id += 1
+        model.steps += 1
+        return ids
+
+    def forget_cache(self, cache: int) -> None:
+        """A cache was freed."""
+        self._layouts.pop(cache, None)
+
+    def put(
+        self, event: PassSeen, ids: PassIds, tokens: PassTokens, tag: Tag, *, past: int
+    ) -> ForwardPass:
+        """Make the row of a pass and put it."""
+        model = self._models[event.model_id]
+        work = self._work(event, past, model, masked=model.masked or tokens.padding > 0)
+        unresolved = event.span is not None and event.span.device_ns is None
+        row = ForwardPass(
+            pass_id=ids.pass_id,
+            step=ids.step,
+            model_id=event.model_id,
+            role=tag.role,
+            phase=tokens.phase,
+            tag_source=TagSource.USER if event.override else tag.source,
+            start_ns=event.start_ns + self._offset_ns,
+            end_ns=event.end_ns + self._offset_ns,
+            host_ns=event.end_ns - event.start_ns,
+            device_ns=None if event.span is None else event.span.device_ns,
+            sequences=event.rows,
+            prefill_tokens=tokens.prefill,
+            decode_tokens=tokens.decode,
+            draft_tokens=tag.drafts,
+            accepted_tokens=tag.accepted,
+            cached_tokens=tokens.cached,
+            recomputed_tokens=tokens.recomputed,
+            padding_tokens=None if event.mask_unread else tokens.padding,
+            context_tokens=(past + event.query) * event.rows,
+            attention_pairs=pairs(past, event.query) * event.rows,
+            logits_tokens=event.logits,
+            slices=tokens.slices,
+            flops=None if work is None else work.flops,
+            weight_bytes=None if work is None else work.weight_bytes,
+            kv_read_bytes=None if work is None else work.kv_read_bytes,
+            kv_write_bytes=None if work is None else work.kv_write_bytes,
+            dtype=model.dtype,
+            thread_id=event.thread_id,
+            warmup=_warmup(event, tokens.phase, model),
+            compiled=event.compiled,
+            profiled=event.profiled,
+            error=event.error,
+            may_change=tag.may_change or unresolved,
+        )
+        if event.span is not None and unresolved and ids.pass_id not in self._unresolved:
+            self._waiting.append((ids.pass_id, event.span))
+            self._unresolved[ids.pass_id] = row
+        self.send(row)
+        if row.profiled:
+            self._profiled.append(PassWindow(row.pass_id, row.thread_id, row.start_ns, row.end_ns))
+        return row
+
+    def send(self, row: ForwardPass) -> None:
+        """Put a row again; one whose device time is still to come stays open until it has."""
+        if row.pass_id in self._unresolved:
+            row = replace(row, may_change=True)
+            self._unresolved[row.pass_id] = row
+        self._sink.put_pass(row)
+
+    def poll(self) -> None:
+        """Put the passes again whose device time has become known."""
+        while self._waiting and self._waiting[0][1].device_ns is not None:
+            pass_id, span = self._waiting.popleft()
+            row = self._unresolved.pop(pass_id)
+            self._sink.put_pass(replace(row, device_ns=span.device_ns, may_change=False))
+
+    def take_profiled(self) -> list[PassWindow]:
+        """When the passes ran that were flagged `profiled` since the last call."""
+        taken, self._profiled = self._profiled, []
+        return taken
+
+    def _work(self, event: PassSeen, past: int, model: _Model, *, masked: bool) -> Work | None:
+        if model.cost is None or not model.cost.covered:
+            return None
+        return count(
+            model.cost,
+            (Rows(past=past, query=event.query, sequences=event.rows),),
+            logits_tokens=event.logits,
+            layout=self._layouts.get(event.cache, model.layout) if event.cache else None,
+            cached=event.cache > 0,
+            masked=masked,
+        )
+
+
+def _warmup(event: PassSeen, phase: Phase, model: _Model) -> Warmup | None:
+    if event.warmup:
+        model.seen.add(phase)
+        return Warmup.REQUESTED
+    if event.compiling:
+        return Warmup.COMPILE
+    if phase not in model.seen and phase is not Phase.EXTEND:
+        model.seen.add(phase)
+        return Warmup.FIRST
+    return None

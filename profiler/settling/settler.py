@@ -1,0 +1,101 @@
+"""Hand each event to what it concerns."""
+
+from __future__ import annotations
+
+from phaseprof.attribution import PassWindow
+from phaseprof.events import (
+    CacheGone,
+    Event,
+    GenerationBegan,
+    GenerationEnded,
+    ModelSeen,
+    PassSeen,
+    PromptKnown,
+)
+from phaseprof.phases import Phase, Role, TagSource
+from phaseprof.sequences import Batch, request_ids
+from phaseprof.settling.generations import Generation, Generations
+from phaseprof.settling.loops import Loops
+from phaseprof.settling.rows import PassIds, PassRows, Sink, Tag
+from phaseprof.settling.serving import Serving
+
+
+class Settler:
+    """Turns events into rows.
+
+    Args:
+        sink: Takes the rows.
+        offset_ns: From the monotonic clock to Unix ns.
+        process: Names this process in request ids.
+        first_pass_id: Id of the first pass; later ones count up.
+
+    Attributes:
+        padding_unread: A pass had a mask that could not be read.
+    """
+
+    def __init__(self, sink: Sink, *, offset_ns: int, process: str, first_pass_id: int) -> None:
+        self._rows = PassRows(sink, offset_ns=offset_ns, first_pass_id=first_pass_id)
+        self._process = process
+        serving = Serving(self._rows, sink.put_request, offset_ns, process, on_cache={})
+        self._generations = Generations(serving)
+        self._loops = Loops(serving)
+        self.padding_unread = False
+
+    def handle(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case PassSeen():
+                self._passed(event)
+            case GenerationBegan():
+                self._generations.began(event)
+            case PromptKnown():
+                self._generations.prompt(event)
+            case GenerationEnded():
+                self._generations.ended(event)
+            case ModelSeen():
+                self._rows.know(event)
+            case CacheGone():
+                self._rows.forget_cache(event.cache)
+                self._loops.cache_gone(event)
+
+    def poll(self) -> None:
+        """Put the passes again whose device time has become known."""
+        self._rows.poll()
+
+    def take_profiled(self) -> list[PassWindow]:
+        """When the passes ran that were flagged `profiled` since the last call."""
+        return self._rows.take_profiled()
+
+    def finish(self, now_ns: int) -> None:
+        """The session ends: nothing follows on any cache. Generate calls that still run stay open.
+
+        Args:
+            now_ns: Monotonic clock.
+        """
+        self._rows.poll()
+        self._loops.finish(now_ns)
+
+    def _passed(self, event: PassSeen) -> None:
+        ids = self._rows.begin(event)
+        self.padding_unread |= event.mask_unread
+        generation = self._generations.find(event.generation)
+        if event.encoder or event.training:
+            self._aside(event, ids, generation)
+        elif generation is not None:
+            self._generations.passed(event, ids, generation)
+        elif event.cache:
+            self._loops.passed(event, ids)
+        else:
+            self._loops.passed_uncached(event, ids)
+
+    def _aside(self, event: PassSeen, ids: PassIds, generation: Generation | None) -> None:
+        """An encoder, a tower, a training or a scoring pass: no prefill and no decode tokens."""
+        alone = f"{self._process}.p{ids.pass_id & 0xFFFFFFFF}"
+        prefix = generation.prefix if generation is not None else alone
+        forced = Phase.ENCODE if event.encoder else Phase.OTHER
+        if event.override is not None:
+            forced = event.override.phase
+        batch = Batch(request_ids(prefix, event.rows), prompt=event.query)
+        tokens = batch.divide(past=0, query=event.query, forced=forced)
+        role = Role.ENCODER if event.encoder else Role.TARGET
+        self._rows.put(event, ids, tokens, Tag(TagSource.INFERRED, role=role), past=0)
