@@ -27,7 +27,7 @@ def profile(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="A Hugging Face model: a folder or a name on the hub. Default: SmolLM2-135M-Instruct, which is "
             "fetched once.",
             show_default=False,
