@@ -143,7 +143,10 @@ class Session:
             complete=True,
             clock=(self._clock.pair, read_pair()),
             self_cost=SelfCost(
-                passes=hooks.passes, hook_ns=hooks.own_ns, writer_cpu_ns=recorder.cpu_ns
+                passes=hooks.passes,
+                hook_ns=hooks.own_ns,
+                writer_cpu_ns=recorder.cpu_ns,
+                setup_ns=hooks.setup_ns,
             ),
         )
         recorder.write_meta()

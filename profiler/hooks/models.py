@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -68,6 +69,8 @@ class ModelBook:
         self._seen: dict[int, SeenModel] = {}
         self._numbers: Counter[str] = Counter()
         self._devices: dict[str, tuple[Device, DeviceTimer | None]] = {}
+        #: Time spent on models at first sight.
+        self.setup_ns = 0
 
     def find(self, model: Any, generating: Any) -> SeenModel:
         """The entry of a model; made at first sight.
@@ -79,7 +82,10 @@ class ModelBook:
         seen = self._seen.get(id(model))
         if seen is not None and seen.ref() is model:
             return seen
-        return self._add(model, generating)
+        began = time.perf_counter_ns()
+        seen = self._add(model, generating)
+        self.setup_ns += time.perf_counter_ns() - began
+        return seen
 
     @property
     def timers(self) -> tuple[DeviceTimer, ...]:

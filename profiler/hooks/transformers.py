@@ -69,8 +69,13 @@ class TransformersHooks:
 
     @property
     def own_ns(self) -> int:
-        """Time in the hooks on the workload's threads."""
+        """Time in the hooks on the workload's threads, without `setup_ns`."""
         return self._forward.own_ns
+
+    @property
+    def setup_ns(self) -> int:
+        """Time to read the structure of models at first sight."""
+        return self._models.setup_ns
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -6,12 +6,14 @@ when a model or a fact is added, and once more at the end with ``complete: true`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from phaseprof.errors import NotMeasured
-from phaseprof.work.cost import ModelCost
+from phaseprof.work.cost import AttentionCost, ModelCost
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,13 @@ class SelfCost:
         passes: Passes seen.
         hook_ns: Time inside the hooks on the workload's threads, beyond the calls they wrap.
         writer_cpu_ns: CPU time of the background thread that settles and writes.
+        setup_ns: Time to read the structure of each model, once at its first sight, outside any pass.
     """
 
     passes: int
     hook_ns: int
     writer_cpu_ns: int
+    setup_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,25 +165,41 @@ class ProcessMeta:
         """The inverse of :meth:`to_json`. Unknown keys of a newer version are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: If the data is not of that form.
+            AttributeError, KeyError, TypeError, ValueError: If the data is not of that form.
         """
-        known = {k: v for k, v in data.items() if k in cls.__slots__}
+        known = _known(cls, data)
         cost = known.get("self_cost")
         return cls(
             **{
                 **known,
                 "command": tuple(known["command"]),
-                "clock": tuple(ClockPair(**c) for c in known.get("clock", ())),
-                "devices": tuple(Device(**d) for d in known.get("devices", ())),
+                "clock": _all(ClockPair, known.get("clock", ())),
+                "devices": _all(Device, known.get("devices", ())),
                 "models": tuple(_model_from_json(m) for m in known.get("models", ())),
-                "ceilings": tuple(Ceilings(**c) for c in known.get("ceilings", ())),
+                "ceilings": _all(Ceilings, known.get("ceilings", ())),
                 "hooks": tuple(known.get("hooks", ())),
-                "not_measured": tuple(NotMeasured(**n) for n in known.get("not_measured", ())),
-                "self_cost": None if cost is None else SelfCost(**cost),
+                "not_measured": _all(NotMeasured, known.get("not_measured", ())),
+                "self_cost": None if cost is None else SelfCost(**_known(SelfCost, cost)),
             }
         )
 
 
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that a dataclass has fields for."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _all(kind: type[_Row], entries: Iterable[Mapping[str, Any]]) -> tuple[_Row, ...]:
+    return tuple(kind(**_known(kind, entry)) for entry in entries)
+
+
 def _model_from_json(data: Mapping[str, Any]) -> ModelMeta:
-    cost = data.get("cost")
-    return ModelMeta(**{**data, "cost": None if cost is None else ModelCost.from_json(cost)})
+    known = _known(ModelMeta, data)
+    cost = known.get("cost")
+    return ModelMeta(**{**known, "cost": None if cost is None else _cost_from_json(cost)})
+
+
+def _cost_from_json(data: Mapping[str, Any]) -> ModelCost:
+    attention = [_known(AttentionCost, group) for group in data["attention"]]
+    return ModelCost.from_json({**_known(ModelCost, data), "attention": attention})
