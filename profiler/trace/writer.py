@@ -32,7 +32,8 @@ from phaseprof.trace.meta import ProcessMeta
 #: Parts of one table that may lie unmerged. With a flush every half second that is a merge every half minute, and a
 #: run of a day leaves some dozens of files if it is killed, one a table if it ends.
 MERGE_AFTER_PARTS = 64
-#: A merged part of this size is left alone by later merges, so that a long run does not rewrite itself.
+#: Parts of this size are left alone by later merges (unless smaller ones lie before them), so that a long run does not
+#: rewrite itself.
 FULL_PART_BYTES = 64 * 2**20
 
 _PART = re.compile(r"part-(?P<pid>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet")
@@ -82,7 +83,7 @@ class TraceWriter:
         try:
             (path / "meta").mkdir(parents=True, exist_ok=True)
             self._tables = {
-                spec.name: _TableWriter(path / spec.name / f"rank={rank}", spec, pid)
+                spec.name: _TableWriter(path, spec, rank, pid)
                 for spec in (PASSES, REQUESTS, KERNELS, SAMPLES)
             }
         except OSError as error:
@@ -138,7 +139,7 @@ class TraceWriter:
         """
         for table in self._tables.values():
             table.flush()
-            table.merge(all_parts=True)
+            table.merge()
 
 
 def meta_path(trace: Path, rank: int, pid: int) -> Path:
@@ -164,18 +165,20 @@ def write_json(path: Path, data: Any) -> None:
 class _TableWriter:
     """One table of one process."""
 
-    def __init__(self, folder: Path, spec: TableSpec, pid: int) -> None:
-        self._folder = folder
+    def __init__(self, trace: Path, spec: TableSpec, rank: int, pid: int) -> None:
+        self._folder = trace / spec.name / f"rank={rank}"
         self._spec = spec
         self._schema = spec.arrow
         self._pid = pid
         self._number = 0
         self._rows: dict[Hashable, Any] = {}
         self._arrow: list[pa.Table] = []
+        #: What lies in the folder, in order.
         self._parts: list[PartName] = []
-        #: Keys that were flushed before they could still change, and the number of the last part that has them.
-        self._rewritten: dict[Hashable, int] = {}
-        self._open_keys: set[Hashable] = set()
+        #: Keys that were flushed and may still change, and the flush that their row lies in.
+        self._open_keys: dict[Hashable, int] = {}
+        #: Keys with rows that a later flush replaced: the oldest flush with such a row, and the one with the last row.
+        self._stale: dict[Hashable, tuple[int, int]] = {}
 
     @property
     def pending_rows(self) -> int:
@@ -194,31 +197,38 @@ class _TableWriter:
         if self._rows:
             tables.append(to_arrow(self._rows.values(), self._schema))
         name = PartName(self._pid, self._number, self._number)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         self._write(pa.concat_tables(tables), name)
         self._remember(name)
         self._rows.clear()
         self._arrow.clear()
         self._number += 1
-        small = [part for part in self._parts if not self._is_full(part)]
+        small = [place for place, part in enumerate(self._parts) if not self._is_full(part)]
         if len(small) >= MERGE_AFTER_PARTS:
-            self.merge(all_parts=False)
+            self.merge(small[0])
+
+    def _make_folder(self) -> None:
+        # Without its parents: a trace that was deleted or unmounted while the run goes on is not made again.
+        self._folder.parent.mkdir(exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
 
     def _remember(self, name: PartName) -> None:
         self._parts.append(name)
         if not self._spec.key:
             return
         for key, row in self._rows.items():
-            if key in self._open_keys:
-                self._rewritten[key] = name.last
+            before = self._open_keys.pop(key, None)
+            if before is not None:
+                oldest, _ = self._stale.get(key, (before, 0))
+                self._stale[key] = (oldest, name.last)
             if row.may_change:
-                self._open_keys.add(key)
-            else:
-                self._open_keys.discard(key)
+                self._open_keys[key] = name.last
 
-    def merge(self, *, all_parts: bool) -> None:
-        """Merge parts into one, row group by row group, so that memory does not grow with the run."""
-        parts = [part for part in self._parts if all_parts or not self._is_full(part)]
+    def merge(self, begin: int = 0) -> None:
+        """Merge the parts from the one at ``begin`` on, row group by row group, so that memory does not grow with the
+        run. None between them is left out, full or not: a name stands for all flushes from its first to its last.
+        """
+        parts = self._parts[begin:]
         if len(parts) < 2:
             return
         name = PartName(self._pid, parts[0].first, parts[-1].last)
@@ -227,37 +237,31 @@ class _TableWriter:
             with pq.ParquetWriter(temporary, self._schema, **_PARQUET) as writer:
                 batch: list[pa.Table] = []
                 for part in parts:
-                    source = pq.ParquetFile(self._folder / str(part))
-                    for group in range(source.num_row_groups):
-                        batch.append(self._current(source.read_row_group(group), part))
-                        if sum(len(table) for table in batch) >= _ROW_GROUP:
-                            writer.write_table(pa.concat_tables(batch))
-                            batch.clear()
+                    with pq.ParquetFile(self._folder / str(part)) as source:
+                        for group in range(source.num_row_groups):
+                            batch.append(self._current(source.read_row_group(group), part))
+                            if sum(len(table) for table in batch) >= _ROW_GROUP:
+                                writer.write_table(pa.concat_tables(batch))
+                                batch.clear()
                 if batch:
                     writer.write_table(pa.concat_tables(batch))
             self._rename(temporary, name)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
+        self._parts[begin:] = [name]
+        self._stale = {key: span for key, span in self._stale.items() if span[0] < name.first}
         for part in parts:
-            if part != name:
-                (self._folder / str(part)).unlink(missing_ok=True)
-        merged = set(parts)
-        self._parts = sorted(
-            [part for part in self._parts if part not in merged] + [name],
-            key=lambda part: part.first,
-        )
-        if self._parts == [name]:
-            self._rewritten.clear()
+            (self._folder / str(part)).unlink(missing_ok=True)
 
     def _current(self, rows: pa.Table, part: PartName) -> pa.Table:
         """Leave out rows that a later part has again."""
-        if not self._rewritten:
-            return rows.cast(self._schema)
-        keys = rows.column(self._spec.key).to_pylist()
-        stale = [self._rewritten.get(key, -1) > part.last for key in keys]
-        if any(stale):
-            rows = rows.filter(to_column([not old for old in stale], pa.bool_()))
+        if self._stale:
+            keys = rows.column(self._spec.key).to_pylist()
+            current = [self._stale.get(key, (0, -1))[1] <= part.last for key in keys]
+            if not all(current):
+                rows = rows.filter(to_column(current, pa.bool_()))
         return rows.cast(self._schema)
 
     def _is_full(self, part: PartName) -> bool:
