@@ -1,7 +1,7 @@
 """Write a trace while the workload runs: small parts often, merged into large ones.
 
-A part is written under a temporary name and renamed, so that a reader never sees half of one and a SIGKILL loses only
-what was not flushed yet. Its name says which parts it stands for::
+A part is written under a temporary name in the trace's folder and renamed into its table's, so that a reader never sees
+half of one and a SIGKILL loses only what was not flushed yet. Its name says which parts it stands for::
 
     TRACE/passes/rank=0/part-<pid>-<first>-<last>.parquet
 
@@ -166,6 +166,7 @@ class _TableWriter:
     """One table of one process."""
 
     def __init__(self, trace: Path, spec: TableSpec, rank: int, pid: int) -> None:
+        self._trace = trace
         self._folder = trace / spec.name / f"rank={rank}"
         self._spec = spec
         self._schema = spec.arrow
@@ -283,8 +284,8 @@ class _TableWriter:
         temporary.replace(self._folder / str(name))
 
     def _temporary(self, name: PartName) -> Path:
-        # A leading dot keeps it out of every reader's glob.
-        return self._folder / f".{name}.tmp"
+        # Not beside the parts: polars takes every file in the folder of a table, hidden or not.
+        return self._trace / f".{self._spec.name}-{self._folder.name}-{name}.tmp"
 
 
 _ROW_GROUP = 32_768
