@@ -2,11 +2,16 @@
 
 What can be read is read; each part that cannot be is named in `Trace.damage`. Rows that were written again (a pass
 that a later one settled, a request that ended) are replaced by their last version.
+
+`prof.trace` reads in the workload's process, so nothing here may import pandas: `pyarrow.array`, `pyarrow.scalar`,
+`empty_table` and `group_by` do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +22,14 @@ import pyarrow.parquet as pq
 
 from phaseprof.errors import TraceError
 from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, SCHEMA_VERSION, TableSpec
+from phaseprof.trace.columns import to_column
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.writer import PartName
 
 _SHOW = "See `phaseprof report --help`; a trace is the folder given to -o, with passes/ and meta/ inside."
+
+#: How often a folder is listed while its parts are being merged.
+_LISTINGS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,8 @@ class Trace:
 
     Attributes:
         path: The folder.
-        passes, requests, kernels, samples: Arrow tables with the columns of `phaseprof.schema` and a column ``rank``.
+        passes, requests, kernels, samples: Arrow tables with the columns of `phaseprof.schema` and a column ``rank``;
+            passes by their ids, so that those of a process are in order.
         metas: One a process.
         damage: Parts that could not be read, one sentence each.
         size_bytes: Size of the folder.
@@ -71,38 +81,104 @@ def open_trace(path: str | Path) -> Trace:
         path=folder,
         metas=metas,
         damage=tuple(damage),
-        size_bytes=sum(file.stat().st_size for file in _files(folder)),
+        size_bytes=_size_bytes(folder),
         **tables,
     )
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.rglob("*") if file.is_file())
+def _size_bytes(folder: Path) -> int:
+    size = 0
+    for file in folder.rglob("*"):
+        # A run that goes on may delete what it has merged.
+        with contextlib.suppress(OSError):
+            size += file.stat().st_size if file.is_file() else 0
+    return size
 
 
 def _read_table(folder: Path, spec: TableSpec, damage: list[str]) -> pa.Table:
-    schema = spec.arrow.append(pa.field("rank", pa.int32(), nullable=False))
-    tables = []
-    for part, rank in _parts(folder / spec.name):
+    for _ in range(_LISTINGS):
+        found: list[str] = []
         try:
-            # A part by its own path: a folder name must not be taken for a partition column here.
-            rows = pq.ParquetFile(part).read()
-            tables.append(_conform(rows, rank, schema))
-        except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            damage.append(f"{part.relative_to(folder)} cannot be read: {reason}.")
-    if not tables:
-        return schema.empty_table()
-    return _last_rows(pa.concat_tables(tables), spec)
+            tables = [
+                rows
+                for part, rank in _parts(folder / spec.name)
+                for rows in _read_part(part, rank, spec, part.relative_to(folder), found)
+            ]
+        except _MergedAway:
+            continue
+        damage += found
+        if not tables:
+            return _no_rows(spec)
+        rows = _last_rows(pa.concat_tables(tables), spec)
+        if spec is PASSES and not _ascends(rows.column(spec.key)):
+            # A pass that a later one settled lies behind that one.
+            rows = rows.sort_by(spec.key)
+        return rows
+    damage.append(
+        f"{spec.name} cannot be read: its parts are replaced faster than they can be read."
+    )
+    return _no_rows(spec)
+
+
+class _MergedAway(Exception):
+    """The run goes on, and a part was merged into another one since the folder was listed."""
+
+
+def _read_part(
+    part: Path, rank: int, spec: TableSpec, where: Path, damage: list[str]
+) -> Iterator[pa.Table]:
+    try:
+        # A part by its own path: a folder name must not be taken for a partition column here.
+        with pq.ParquetFile(part) as file:
+            schema = file.schema_arrow
+            if (spec.key or "start_ns") not in schema.names:
+                damage.append(f"{where} cannot be read: it is no part of {spec.name}.")
+                return
+            rows = _conform(file.read(), rank, _schema(spec))
+    except (OSError, pa.ArrowException, KeyError, ValueError, OverflowError) as error:
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(part):
+            raise _MergedAway from error
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        damage.append(f"{where} cannot be read: {reason}.")
+        return
+    if (version := _version(schema)) > SCHEMA_VERSION:
+        damage.append(_newer(where, version))
+    lacking = [c.name for c in spec.columns if not c.nullable and c.name not in schema.names]
+    if lacking:
+        damage.append(f"{where} lacks {', '.join(lacking)}: null in its rows.")
+    yield rows
+
+
+def _schema(spec: TableSpec) -> pa.Schema:
+    return spec.arrow.append(pa.field("rank", pa.int32(), nullable=False))
+
+
+def _no_rows(spec: TableSpec) -> pa.Table:
+    schema = _schema(spec)
+    return pa.Table.from_arrays([to_column((), field.type) for field in schema], schema=schema)
+
+
+def _ascends(keys: pa.ChunkedArray) -> bool:
+    return bool(pc.all(pc.less_equal(keys[:-1], keys[1:])).as_py() is not False)
+
+
+def _version(schema: pa.Schema) -> int:
+    """The schema version that a part was written with; this one if it does not say."""
+    text = (schema.metadata or {}).get(b"phaseprof.schema", b"")
+    return int(text) if text.isdigit() else SCHEMA_VERSION
+
+
+def _newer(where: Path | str, version: int) -> str:
+    return (
+        f"{where} was written by a newer phaseprof (schema {version}, this one reads "
+        f"{SCHEMA_VERSION}): columns may be missing."
+    )
 
 
 def _parts(folder: Path) -> list[tuple[Path, int]]:
     """The parts of a table with their ranks, in the order in which they were written."""
     found = []
-    for rank_folder in sorted(folder.glob("rank=*")):
-        text = rank_folder.name.removeprefix("rank=")
-        if not text.isdecimal():
-            continue
+    for rank, rank_folder in sorted(_ranks(folder)):
         named = [(PartName.parse(file.name), file) for file in rank_folder.glob("*.parquet")]
         ours = [(name, file) for name, file in named if name is not None]
         others = [file for name, file in named if name is None]
@@ -112,8 +188,15 @@ def _parts(folder: Path) -> list[tuple[Path, int]]:
             if not any(wider.holds(name) and wider != name for wider, _ in ours)
         ]
         whole.sort(key=lambda item: (item[0].pid, item[0].first))
-        found += [(file, int(text)) for file in [*sorted(others), *(file for _, file in whole)]]
+        found += [(file, rank) for file in [*sorted(others), *(file for _, file in whole)]]
     return found
+
+
+def _ranks(folder: Path) -> Iterator[tuple[int, Path]]:
+    for rank_folder in folder.glob("rank=*"):
+        text = rank_folder.name.removeprefix("rank=")
+        if text.isdecimal():
+            yield int(text), rank_folder
 
 
 def _conform(rows: pa.Table, rank: int, schema: pa.Schema) -> pa.Table:
@@ -121,7 +204,7 @@ def _conform(rows: pa.Table, rank: int, schema: pa.Schema) -> pa.Table:
     columns = []
     for field in schema:
         if field.name == "rank":
-            columns.append(pa.repeat(pa.scalar(rank, pa.int32()), len(rows)))
+            columns.append(to_column([rank] * len(rows), field.type))
         elif field.name in rows.column_names:
             columns.append(rows.column(field.name).cast(field.type))
         else:
@@ -131,14 +214,11 @@ def _conform(rows: pa.Table, rank: int, schema: pa.Schema) -> pa.Table:
 
 
 def _last_rows(rows: pa.Table, spec: TableSpec) -> pa.Table:
-    """Keep the last row of each key. Keys are unique over processes."""
+    """Keep the last row of each key, where the key first appeared. Keys are unique over processes."""
     if not spec.key or pc.count_distinct(rows.column(spec.key)).as_py() == len(rows):
         return rows
-    numbered = pa.table(
-        {"key": rows.column(spec.key), "row": pa.array(range(len(rows)), pa.int64())}
-    )
-    last = numbered.group_by("key").aggregate([("row", "max")]).column("row_max")
-    return rows.take(last.take(pc.sort_indices(last)))
+    last = {key: place for place, key in enumerate(rows.column(spec.key).to_pylist())}
+    return rows.take(to_column(list(last.values()), pa.int64()))
 
 
 def _read_metas(folder: Path, damage: list[str]) -> Iterator[ProcessMeta]:
@@ -147,10 +227,7 @@ def _read_metas(folder: Path, damage: list[str]) -> Iterator[ProcessMeta]:
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             if data["schema"] > SCHEMA_VERSION:
-                damage.append(
-                    f"{where} was written by a newer phaseprof (schema {data['schema']}, this one reads "
-                    f"{SCHEMA_VERSION}): columns may be missing."
-                )
+                damage.append(_newer(where, data["schema"]))
             yield ProcessMeta.from_json(data)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             damage.append(f"{where} cannot be read: {type(error).__name__}: {error}.")

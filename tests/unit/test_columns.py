@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -191,20 +193,27 @@ def test_pandas_stays_out() -> None:
     code = """
 import json, sys, tempfile
 from pathlib import Path
+from rows import forward_pass
 from phaseprof.records import Kernel
 from phaseprof.schema import KERNELS
 from phaseprof.trace.writer import TraceWriter, to_arrow
 
 with tempfile.TemporaryDirectory() as folder:
     writer = TraceWriter(Path(folder) / "trace", rank=0, pid=1)
-    for _ in range(3):
+    for may_change in (True, False):
+        writer.put_pass(forward_pass(0, may_change=may_change))
         writer.put_rows("kernels", to_arrow([Kernel("mm", "cpu", 1, 2, "x")], KERNELS.arrow))
         writer.flush()
     writer.close()
 print(json.dumps(sorted(sys.modules)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
     loaded = set(json.loads(done.stdout))
     assert "pyarrow.parquet" in loaded
