@@ -28,19 +28,24 @@ def join_operators(
 ) -> tuple[Kernel, ...]:
     """Give each operator the pass that contains it; one that no pass contains keeps ``pass_id`` None.
 
-    Operators without a thread are joined by time alone.
+    Operators without a thread are joined by time alone, where only one pass can be meant. Passes of one thread do not
+    overlap.
     """
-    by_thread: dict[int | None, list[PassWindow]] = {None: list(windows)}
-    for window in windows:
+    in_order = sorted(windows, key=lambda window: window.start_ns)
+    by_thread: dict[int, list[PassWindow]] = {}
+    for window in in_order:
         by_thread.setdefault(window.thread_id, []).append(window)
-    starts: dict[int | None, list[int]] = {}
-    for thread, listed in by_thread.items():
-        listed.sort(key=lambda window: window.start_ns)
-        starts[thread] = [window.start_ns for window in listed]
     joined = []
     for operator in operators:
-        listed = by_thread.get(operator.thread_id, [])
-        place = bisect_right(starts.get(operator.thread_id, []), operator.start_ns) - 1
-        inside = place >= 0 and operator.end_ns <= listed[place].end_ns
-        joined.append(replace(operator, pass_id=listed[place].pass_id if inside else None))
+        if operator.thread_id is None:
+            around = [window for window in in_order if _contains(window, operator)]
+        else:
+            listed = by_thread.get(operator.thread_id, [])
+            place = bisect_right(listed, operator.start_ns, key=lambda window: window.start_ns)
+            around = [w for w in listed[max(place - 1, 0) : place] if _contains(w, operator)]
+        joined.append(replace(operator, pass_id=around[0].pass_id if len(around) == 1 else None))
     return tuple(joined)
+
+
+def _contains(window: PassWindow, operator: Kernel) -> bool:
+    return window.start_ns <= operator.start_ns and operator.end_ns <= window.end_ns
