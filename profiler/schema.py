@@ -76,7 +76,11 @@ PASSES = TableSpec(
     row="one forward pass of a model",
     key="pass_id",
     columns=(
-        Column("pass_id", _I64, "Unique in the process; passes of one process are in order."),
+        Column(
+            "pass_id",
+            _I64,
+            "Unique in the trace; the ids of a process ascend in the order of its passes.",
+        ),
         Column("step", _I64, "Number of the pass within its model and process, from 0."),
         Column("model_id", _TEXT, "Which model; `models` in the meta file describes it."),
         Column("role", _TEXT, f"Whose pass it is: {_values(Role)}."),
@@ -279,9 +283,13 @@ def markdown() -> str:
         "nanoseconds since the Unix epoch. A null means that the value is not known; the reason stands under",
         "`not_measured` in `TRACE/meta/*.json`. No prompt text and no token ids are stored.",
         "",
-        "While a run lasts, a row may be written again with the same key (a pass that was settled by a later one, a",
-        "request that ended): the row in the later part counts. `phaseprof.Trace` does that for you, and a run that",
-        "ends cleanly leaves one row a key.",
+        "While a run lasts, a row may be written again with the same key (a pass that was settled by a later one,",
+        "a request that ended): the row in the later part counts. A process names its parts",
+        "`part-<pid>-<first>-<last>.parquet`, by the numbers of the flushes inside; a kill at the wrong moment can",
+        "leave a part beside the wider one that it was merged into. `phaseprof.open_trace` takes care of both,",
+        "adds the column `rank` from the folder's name, and names the parts that cannot be read. A run that ends",
+        "cleanly leaves one part a process and table, and one row a key: `SELECT ... FROM",
+        "'TRACE/passes/**/*.parquet'` is exact there.",
     ]
     for table in TABLES:
         lines += ["", f"## {table.name}", "", f"One row is {table.row}."]
