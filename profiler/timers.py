@@ -64,13 +64,13 @@ class CudaEventTimer:
 
     Events are pooled, and they are resolved by the workload's own thread when a later pass begins and their end has
     already happened (`query`, never `synchronize`): another thread may not touch CUDA while a graph is captured. While
-    the current stream is captured no event is recorded.
+    the current stream is captured no event is recorded. Several threads may share a timer.
 
     Args:
         cuda: The module `torch.cuda`, or a stand-in with `Event`, `is_current_stream_capturing` in tests.
     """
 
-    #: Passes that may be open at once; older ones stay without device time.
+    #: Passes that may be open at once; those beyond it have no device time.
     MAX_OPEN = 4096
 
     def __init__(self, cuda: Any) -> None:
@@ -88,27 +88,44 @@ class CudaEventTimer:
         return event
 
     def end(self, mark: Any) -> _EventSpan | None:
-        """Record the last event."""
+        """Record the last event. None, where the pass will have no device time."""
         if mark is None or self._cuda.is_current_stream_capturing():
+            return None
+        if len(self._open) >= self.MAX_OPEN:
+            self._pool.append(mark)
             return None
         event = self._event()
         event.record()
         span = _EventSpan(mark, event)
-        if len(self._open) < self.MAX_OPEN:
-            self._open.append(span)
+        self._open.append(span)
         return span
 
     def finish(self) -> None:
         """Wait for the passes that are still open. Called when the session ends, outside any pass."""
-        if self._open:
-            self._open[-1].end.synchronize()
-        self._resolve()
+        try:
+            # Each of them: passes of several threads are on several streams.
+            for span in tuple(self._open):
+                span.end.synchronize()
+            self._resolve()
+        except RuntimeError:
+            # The device is in a state of error, which the workload has met or will: not for us to raise.
+            self._open.clear()
 
     def _resolve(self) -> None:
-        while self._open and self._open[0].end.query():
-            span = self._open.popleft()
+        # A span is taken before it is asked, so that no two threads resolve the same one.
+        while self._open:
+            try:
+                span = self._open.popleft()
+            except IndexError:
+                return
+            if not span.end.query():
+                self._open.appendleft(span)
+                return
             span.device_ns = round(span.begin.elapsed_time(span.end) * 1e6)
             self._pool += (span.begin, span.end)
 
     def _event(self) -> Any:
-        return self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
+        try:
+            return self._pool.pop()
+        except IndexError:
+            return self._cuda.Event(enable_timing=True)
