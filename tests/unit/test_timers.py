@@ -28,10 +28,11 @@ class Event:
     def query(self) -> bool:
         assert not self._cuda.capturing, "the device was touched during a capture"
         self._cuda.check()
+        happened = self.at_ms is not None
         hook, self.on_query = self.on_query, None
         if hook is not None:
             hook()
-        return self.at_ms is not None
+        return happened
 
     def synchronize(self) -> None:
         self._cuda.check()
@@ -120,6 +121,19 @@ def test_a_pass_whose_begin_alone_has_happened_is_not_done(
     assert span is not None and span.device_ns is None
 
 
+def test_passes_are_resolved_in_order(cuda: Cuda, timer: CudaEventTimer) -> None:
+    spans = [timer.end(timer.begin()) for _ in range(4)]
+    for done in range(1, 5):
+        # A look that finds nothing new leaves the order as it is.
+        timer.begin()
+        cuda.run(2)
+        timer.begin()
+        assert [span is not None and span.device_ns is not None for span in spans] == [
+            *[True] * done,
+            *[False] * (4 - done),
+        ]
+
+
 def test_a_time_is_rounded_to_a_nanosecond(cuda: Cuda, timer: CudaEventTimer) -> None:
     """CUDA gives milliseconds in a float."""
     span = timer.end(timer.begin())
@@ -158,7 +172,9 @@ def test_nothing_is_recorded_while_a_graph_is_captured(cuda: Cuda, timer: CudaEv
     mark = timer.begin()
     assert mark is None
     assert timer.end(mark) is None
+    mark = timer.begin()
     cuda.capturing = False
+    assert timer.end(mark) is None
     assert open_span is not None and open_span.device_ns is None
     timer.begin()
     assert open_span.device_ns == 1_500_000
