@@ -155,4 +155,7 @@ class CacheGone(NamedTuple):
     at_ns: int
 
 
+#: The fields of a `PassSeen` in their order: a plain tuple costs the hot path less to make.
+RawPass = tuple[Any, ...]
+
 Event = PassSeen | GenerationBegan | PromptKnown | GenerationEnded | ModelSeen | CacheGone

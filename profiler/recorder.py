@@ -19,7 +19,7 @@ from pathlib import Path
 from phaseprof.attribution import join_operators
 from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
-from phaseprof.events import Event
+from phaseprof.events import Event, PassSeen, RawPass
 from phaseprof.records import Kernel
 from phaseprof.schema import KERNELS
 from phaseprof.settling.settler import Settler
@@ -43,6 +43,7 @@ class Recorder:
         clock: Its clock.
         meta: Gives the current meta of the process; called on the recorder's thread.
         note: Told of what could not be recorded.
+        passes_seen: Gives how many passes the hooks have handed over.
     """
 
     def __init__(
@@ -53,19 +54,22 @@ class Recorder:
         clock: Clock,
         meta: Callable[[], ProcessMeta],
         note: Callable[[NotMeasured], None],
+        passes_seen: Callable[[], int],
     ) -> None:
         self._path = path
         self._rank = rank
         self._clock = clock
         self._meta = meta
         self._note = note
-        self._queue: deque[Event] = deque()
+        self._passes_seen = passes_seen
+        # Full, it loses its oldest events: the workload must not be held up, nor its memory fill.
+        self._queue: deque[Event | RawPass] = deque(maxlen=MAX_WAITING)
         self._operators: deque[Sequence[Kernel]] = deque()
         self._meta_due = threading.Event()
         self._stop = threading.Event()
         self._flush_due = threading.Event()
         self._flushed = threading.Event()
-        self._dropped = 0
+        self._passes = 0
         self._broken = False
         self._flushed_at = time.monotonic()
         self._starting = threading.Lock()
@@ -112,14 +116,15 @@ class Recorder:
         """Add operators of the passes that were flagged `profiled` since the last call; the thread joins them."""
         self._operators.append(operators)
 
-    def emit(self, event: Event) -> None:
-        """Take an event. Safe to call from any thread; costs an append."""
+    @property
+    def emit(self) -> Callable[[Event | RawPass], None]:
+        """What takes events: safe to call from any thread, costs an append. Before `start` it starts the recorder."""
+        return self._queue.append if self._thread is not None else self._emit_and_start
+
+    def _emit_and_start(self, event: Event | RawPass) -> None:
         if self._thread is None:
             self.start()
-        if len(self._queue) < MAX_WAITING:
-            self._queue.append(event)
-        else:
-            self._dropped += 1
+        self._queue.append(event)
 
     def meta_changed(self) -> None:
         """The meta file is to be written again soon."""
@@ -170,10 +175,11 @@ class Recorder:
                     "their attention mask lies on the device, and reading it would make it wait",
                 )
             )
-        if self._dropped:
+        dropped = self._passes_seen() - self._passes
+        if dropped > 0:
             self._note(
                 NotMeasured(
-                    f"{self._dropped} events",
+                    f"{dropped} passes",
                     "they came faster than they could be written",
                     "write the trace to a faster disk",
                 )
@@ -196,7 +202,10 @@ class Recorder:
     def _drain(self) -> None:
         queue = self._queue
         while queue:
-            event = queue.popleft()
+            taken = queue.popleft()
+            # A named event is a tuple as well, of a class of its own.
+            event: Event = PassSeen._make(taken) if type(taken) is tuple else taken  # type: ignore[assignment]
+            self._passes += isinstance(event, PassSeen)
             try:
                 self._settler.handle(event)
             except Exception as error:

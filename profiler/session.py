@@ -105,6 +105,7 @@ class Session:
                 clock=self._clock,
                 meta=self._current_meta,
                 note=self.note,
+                passes_seen=lambda: self._hooks.handed_over if self._hooks else 0,
             )
             self._recorder = recorder
             if not lazily:
@@ -294,12 +295,12 @@ def phase(name: Phase | str, *, prompt_tokens: int | None = None) -> Iterator[No
         raise UsageError(f"There is no phase {str(name)!r} to declare.", f"Use one of {names}.")
     if prompt_tokens is not None and prompt_tokens < 0:
         raise UsageError(f"prompt_tokens cannot be negative: {prompt_tokens}.")
-    before = _state.override
-    _state.override = Override(label, prompt_tokens)
+    before = _state.here.override
+    _state.here.override = Override(label, prompt_tokens)
     try:
         yield
     finally:
-        _state.override = before
+        _state.here.override = before
 
 
 def start_process_session(trace: Path, *, rank: int, lazily: bool = False) -> None:

@@ -31,7 +31,7 @@ def _hooks_left() -> list[str]:
     if session is not None:
         if session.current() is not None:
             left.append("a session runs")
-        if session._flags.warmups or session._flags.profiled or session._state.override:
+        if session._flags.warmups or session._flags.profiled or session._state.here.override:
             left.append("a flag of the session is set")
     left += [
         f"{type(finder).__module__} waits on sys.meta_path"

@@ -63,18 +63,18 @@ class GenerateHook:
         def generate(model: Any, /, *args: Any, **kwargs: Any) -> Any:
             if not self.active:
                 return original(model, *args, **kwargs)
-            state = self._state
-            outer = state.generation
+            here = self._state.here
+            outer = here.generation
             generation = Generation(next(self._numbers), model, outer)
             self._began(generation)
-            state.generation = generation
+            here.generation = generation
             try:
                 result = original(model, *args, **kwargs)
             except BaseException as raised:
-                state.generation = outer
+                here.generation = outer
                 self._ended(generation, type(raised).__name__)
                 raise
-            state.generation = outer
+            here.generation = outer
             self._ended(generation, None)
             return result
 
@@ -94,8 +94,8 @@ class GenerateHook:
         @functools.wraps(original)
         def _assisted_decoding(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
             config = kwargs.get("generation_config")
-            if self._state.generation is not None:
-                self._state.generation.speculative = True
+            if self._state.here.generation is not None:
+                self._state.here.generation.speculative = True
             self._prompt(model, input_ids, config, kwargs, speculative=True)
             return original(model, input_ids, *args, **kwargs)
 
@@ -122,7 +122,7 @@ class GenerateHook:
     def _prompt(
         self, model: Any, input_ids: Any, config: Any, model_kwargs: Any, *, speculative: bool
     ) -> None:
-        generation = self._state.generation
+        generation = self._state.here.generation
         if generation is None or not self.active:
             return
         try:

@@ -78,9 +78,8 @@ def past_length(cache: Any) -> int | None:
     return None
 
 
-def logits_positions(kwargs: Mapping[str, Any], query: int) -> int:
-    """Positions of each row for which the head is computed: all, or as many as `logits_to_keep` says."""
-    keep = kwargs.get("logits_to_keep")
+def logits_positions(keep: Any, query: int) -> int:
+    """Positions of each row for which the head is computed, by the value of `logits_to_keep`: None or 0 is all."""
     if keep is None:
         return query
     if isinstance(keep, int):

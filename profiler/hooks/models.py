@@ -7,9 +7,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from phaseprof.errors import NotMeasured
+from phaseprof.hooks.state import Generation
 from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
 from phaseprof.work.cost import ModelCost
@@ -23,6 +25,7 @@ class SeenModel:
     Attributes:
         model_id: Its id in the tables.
         encoder: Its passes encode: it attends in both directions, or it is a part of the model that generates.
+        encoder_decoder: Its own tokens are the decoder's.
         has_head: It computes logits.
         timer: Times its passes on its device; None where the host's time is the device's.
         meta: What is stored about it.
@@ -33,6 +36,7 @@ class SeenModel:
 
     model_id: str
     encoder: bool
+    encoder_decoder: bool
     has_head: bool
     timer: DeviceTimer | None
     meta: ModelMeta
@@ -66,24 +70,25 @@ class ModelBook:
         self._count = count
         self._on_new = on_new
         self._note = note
-        self._seen: dict[int, SeenModel] = {}
+        #: By identity, of modules that live.
+        self.seen: dict[int, SeenModel] = {}
         self._numbers: Counter[str] = Counter()
         self._devices: dict[str, tuple[Device, DeviceTimer | None]] = {}
         #: Time spent on models at first sight.
         self.setup_ns = 0
 
-    def find(self, model: Any, generating: Any) -> SeenModel:
+    def find(self, model: Any, generation: Generation | None) -> SeenModel:
         """The entry of a model; made at first sight.
 
         Args:
             model: The module that is called.
-            generating: The model whose generate call is in progress; None in a hand-written loop.
+            generation: The generate call in progress; None in a hand-written loop.
         """
-        seen = self._seen.get(id(model))
-        if seen is not None and seen.ref() is model:
+        seen = self.seen.get(id(model))
+        if seen is not None:
             return seen
         began = time.perf_counter_ns()
-        seen = self._add(model, generating)
+        seen = self._add(model, generation.model if generation is not None else None)
         self.setup_ns += time.perf_counter_ns() - began
         return seen
 
@@ -112,15 +117,20 @@ class ModelBook:
         seen = SeenModel(
             model_id=model_id,
             encoder=_encodes(model, generating),
+            encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
             has_head=cost is None or not cost.covered or cost.head_flops_per_token > 0,
             timer=timer,
             meta=meta,
             device=device,
-            ref=weakref.ref(model),
+            ref=weakref.ref(model, partial(self._gone, id(model))),
         )
-        self._seen[id(model)] = seen
+        self.seen[id(model)] = seen
         self._on_new(seen)
         return seen
+
+    def _gone(self, key: int, _: weakref.ref[Any]) -> None:
+        # Runs before the address can be used again, so that an entry always is of a module that lives.
+        self.seen.pop(key, None)
 
     def _cost(self, model: Any, class_name: str) -> ModelCost | None:
         try:

@@ -33,7 +33,7 @@ class Generation:
         self.speculative = False
 
 
-class ThreadState(threading.local):
+class ThreadFacts:
     """What one thread is in the middle of.
 
     Attributes:
@@ -43,13 +43,25 @@ class ThreadState(threading.local):
         native_id: The operating system's id of the thread.
     """
 
-    in_pass = False
-    generation: Generation | None = None
-    override: Override | None = None
+    __slots__ = ("generation", "in_pass", "native_id", "override")
+
+    def __init__(self) -> None:
+        self.in_pass = False
+        self.generation: Generation | None = None
+        self.override: Override | None = None
+        self.native_id = threading.get_native_id()
+
+
+class ThreadState(threading.local):
+    """Each thread's own facts.
+
+    Attributes:
+        here: Those of the calling thread.
+    """
 
     def __init__(self) -> None:
         # Runs once in each thread.
-        self.native_id = threading.get_native_id()
+        self.here = ThreadFacts()
 
 
 @dataclass(slots=True)
@@ -72,15 +84,17 @@ class CacheTrack:
         number: Its number in the process.
         end: Slots in it after the last pass, by our own count.
         layout_read: Its layout was handed over.
+        growing: A layer of it whose keys show the length; None if there is none, or before the first pass.
     """
 
-    __slots__ = ("end", "layout_read", "number", "ref")
+    __slots__ = ("end", "growing", "layout_read", "number", "ref")
 
     def __init__(self, number: int, ref: weakref.ref[Any]) -> None:
         self.number = number
         self.ref = ref
         self.end = 0
         self.layout_read = False
+        self.growing: Any = None
 
 
 class CacheBook:
@@ -94,13 +108,13 @@ class CacheBook:
     def __init__(self, emit: Callable[[CacheGone], None], now_ns: Callable[[], int]) -> None:
         self._emit = emit
         self._now_ns = now_ns
-        self._tracks: dict[int, CacheTrack] = {}
+        #: By identity, of caches that live.
+        self.tracks: dict[int, CacheTrack] = {}
         self._numbers = itertools.count(1)
 
     def find(self, cache: Any) -> CacheTrack | None:
         """The track of a cache that was seen before."""
-        track = self._tracks.get(id(cache))
-        return track if track is not None and track.ref() is cache else None
+        return self.tracks.get(id(cache))
 
     def add(self, cache: Any) -> CacheTrack | None:
         """Begin to track a cache; None if it is of a kind that cannot be (a tuple)."""
@@ -108,14 +122,13 @@ class CacheBook:
         number = next(self._numbers)
 
         def gone(_: weakref.ref[Any]) -> None:
-            track = self._tracks.get(key)
-            if track is not None and track.number == number:
-                del self._tracks[key]
+            # Runs before the address can be used again, so that an entry always is of a cache that lives.
+            self.tracks.pop(key, None)
             self._emit(CacheGone(number, self._now_ns()))
 
         try:
             track = CacheTrack(number, weakref.ref(cache, gone))
         except TypeError:
             return None
-        self._tracks[key] = track
+        self.tracks[key] = track
         return track

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from phaseprof.devices import describe
 from phaseprof.errors import NotMeasured
-from phaseprof.events import Event
+from phaseprof.events import Event, RawPass
 from phaseprof.hooks.forward import ForwardHook
 from phaseprof.hooks.generate import GenerateHook
 from phaseprof.hooks.imports import Removal, when_imported
@@ -36,7 +37,7 @@ class TransformersHooks:
     def __init__(
         self,
         *,
-        emit: Callable[[Event], None],
+        emit: Callable[[Event | RawPass], None],
         state: ThreadState,
         flags: Flags,
         on_model: Callable[[SeenModel], None],
@@ -46,17 +47,19 @@ class TransformersHooks:
         self._models = ModelBook(
             describe=describe, make_timer=_timer, count=model_cost, on_new=on_model, note=note
         )
-        caches = CacheBook(emit, time.perf_counter_ns)
-        self._forward = ForwardHook(
+        self._caches = CacheBook(emit, time.perf_counter_ns)
+        self._make_forward = partial(
+            ForwardHook,
             emit=emit,
             models=self._models,
-            caches=caches,
+            caches=self._caches,
             state=state,
             flags=flags,
             failed=failed,
         )
+        self._forward_hook: ForwardHook | None = None
         self._generate = GenerateHook(
-            emit=emit, models=self._models, caches=caches, state=state, failed=failed
+            emit=emit, models=self._models, caches=self._caches, state=state, failed=failed
         )
         self._patches: list[Patch] = []
         self._waiting: list[Removal] = []
@@ -65,12 +68,17 @@ class TransformersHooks:
     @property
     def passes(self) -> int:
         """Passes seen."""
-        return self._forward.passes
+        return self._forward_hook.cost.passes if self._forward_hook else 0
+
+    @property
+    def handed_over(self) -> int:
+        """Passes that the recorder was given."""
+        return self._forward_hook.cost.handed_over if self._forward_hook else 0
 
     @property
     def own_ns(self) -> int:
         """Time in the hooks on the workload's threads, without `setup_ns`."""
-        return self._forward.own_ns
+        return self._forward_hook.cost.hook_ns if self._forward_hook else 0
 
     @property
     def setup_ns(self) -> int:
@@ -102,12 +110,20 @@ class TransformersHooks:
         for waiting in self._waiting:
             waiting.remove()
         self._waiting = []
-        self._forward.active = False
+        if self._forward_hook is not None:
+            self._forward_hook.active = False
         self._generate.active = False
         for patch in reversed(self._patches):
             patch.remove()
         for timer in self._models.timers:
             timer.finish()
+
+    @property
+    def _forward(self) -> ForwardHook:
+        """Made once torch is there."""
+        if self._forward_hook is None:
+            self._forward_hook = self._make_forward()
+        return self._forward_hook
 
     def _hook_models(self, module: Any) -> None:
         owner = module.PreTrainedModel

@@ -96,7 +96,7 @@ def test_our_failure_is_noted_once_and_the_workload_goes_on(
     def broken(*_: Any) -> Any:
         raise KeyError("ours")
 
-    monkeypatch.setattr("phaseprof.hooks.forward.token_shape", broken)
+    monkeypatch.setattr("phaseprof.hooks.observer.logits_positions", broken)
     with caplog.at_level(logging.WARNING), phaseprof.profile(llama, tmp_path / "t"):
         assert torch.equal(greedy(llama), alone)
     assert len([r for r in caplog.records if "the workload goes on" in r.message]) == 1

@@ -1,0 +1,247 @@
+"""The hot path: what runs around every pass on the workload's thread.
+
+Between two passes the processor's caches are full of the model's own work, so that each line here is paid several times
+over: a pass is read in straight-line code with everything it needs in closure cells, and nothing is derived from it
+(`phaseprof.settling` does that on another thread). The common case is a decode step; what is rare calls a function.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from phaseprof.events import RawPass
+from phaseprof.hooks.dynamo import graphs_compiled
+from phaseprof.hooks.inputs import (
+    cache_of,
+    cache_of_output,
+    logits_positions,
+    mask_of,
+    past_length,
+    token_shape,
+)
+from phaseprof.hooks.models import ModelBook, SeenModel
+from phaseprof.hooks.state import CacheBook, CacheTrack, Flags, ThreadState
+from phaseprof.work.kv import KvLayout, read_layout
+
+#: (original call, module, its arguments, whether the call is compiled) -> what the call returns.
+Observe = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any], bool], Any]
+
+#: Nothing compiles in less; a longer pass of a module that is not compiled as a whole may have compiled a part.
+_COMPILE_NS = 100_000_000
+
+
+class OwnCost:
+    """Our own time on the workload's threads, passes, and passes handed over. Summed without a lock: figures."""
+
+    __slots__ = ("handed_over", "hook_ns", "passes")
+
+    def __init__(self) -> None:
+        self.hook_ns = 0
+        self.passes = 0
+        self.handed_over = 0
+
+
+def make_observer(
+    *,
+    emit: Callable[[RawPass], None],
+    models: ModelBook,
+    caches: CacheBook,
+    state: ThreadState,
+    flags: Flags,
+    failed: Callable[[str, Exception], None],
+    cost: OwnCost,
+    set_callback: Callable[[Any], Any],
+) -> Observe:
+    """Make the function that runs a pass and hands over what was seen of it.
+
+    What the call raises is raised on; what fails of ours is told to `failed`, and the pass goes unobserved.
+
+    Args:
+        emit: Takes the fields of a `PassSeen`.
+        models: Knows the models.
+        caches: Knows the caches.
+        state: Of the threads.
+        flags: Of the session.
+        failed: Told of an exception in our own code.
+        cost: Takes our own cost.
+        set_callback: Dynamo's frame callback of this thread; it is off while our code runs.
+    """
+    now = time.perf_counter_ns
+    seen_models = models.seen
+    tracks = caches.tracks
+    graphs = graphs_compiled()
+
+    def observe(
+        original: Callable[..., Any],
+        module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compiled: bool,
+    ) -> Any:
+        nonlocal graphs
+        entered = now()
+        here = state.here
+        compiler = set_callback(None)
+        known = False
+        try:
+            generation = here.generation
+            found = seen_models.get(id(module))
+            if found is None:
+                # What a model takes at first sight is no cost of a pass, and is counted apart.
+                setup_ns = models.setup_ns
+                found = models.find(module, generation)
+                entered += models.setup_ns - setup_ns
+            model = found
+            ids = args[0] if args else kwargs.get("input_ids")
+            shape: tuple[int, ...] = () if ids is None or model.encoder_decoder else ids.shape
+            if len(shape) == 2:
+                rows, query = shape
+            else:
+                rows, query, ids = token_shape(args, kwargs)
+            given = kwargs.get("cache")
+            if given is None:
+                given = cache_of(kwargs)
+            track = None
+            past: int | None = 0
+            if given is not None:
+                track = tracks.get(id(given))
+                if track is None:
+                    track = caches.add(given)
+                keys = None if track is None or track.growing is None else track.growing.keys
+                held: tuple[int, ...] = () if keys is None else keys.shape
+                if len(held) == 4:
+                    past = held[2]
+                else:
+                    past = past_length(given)
+                    if past is None and track is not None:
+                        past = track.end
+            own = module.__dict__
+            fed = mask = None
+            unread = False
+            if generation is None:
+                if query > 1 and not model.encoder:
+                    mask, unread = mask_of(kwargs, rows, (past or 0) + query)
+            elif rows > 1 and generation.end_ids and ids is not None:
+                # The loop makes new ids for each step: these stay as they are until they are read.
+                fed = ids if ids.device.type == "cpu" else None
+            keep = kwargs.get("logits_to_keep") if model.has_head else 0
+            logits = logits_positions(keep, query) * rows if model.has_head else 0
+            training = (own["training"] and _records_gradients()) or (
+                kwargs.get("labels") is not None
+            )
+            compiled = compiled or compiler is not None or _compiles_itself(own)
+            graphs_before = graphs_compiled() if compiled else -1
+            mark = None if model.timer is None else model.timer.begin()
+            known = True
+        except Exception as failure:
+            failed("reading the inputs of a pass", failure)
+        here.in_pass = True
+        if compiler is not None:
+            set_callback(compiler)
+        output = error = None
+        started = now()
+        try:
+            output = original(module, *args, **kwargs)
+            return output
+        except BaseException as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            ended = now()
+            if compiler is not None:
+                set_callback(None)
+            here.in_pass = False
+            if known:
+                try:
+                    span = None if model.timer is None else model.timer.end(mark)
+                    layout = None
+                    if given is None and output is not None:
+                        given = cache_of_output(output)
+                        if given is not None:
+                            track = caches.find(given) or caches.add(given)
+                    if track is not None and error is None:
+                        track.end = (past or 0) + query
+                        if not track.layout_read:
+                            track.layout_read = True
+                            track.growing = _growing_layer(track)
+                            layout = _layout(model, track)
+                    compiling = False
+                    if compiled:
+                        compiling = graphs_compiled() != graphs_before
+                    elif ended - started > _COMPILE_NS:
+                        seen = graphs_compiled()
+                        compiling = seen != graphs
+                        graphs = seen
+                    # In the order of PassSeen; the tuple is named on the other thread.
+                    emit(
+                        (
+                            model.model_id,
+                            0 if generation is None else generation.number,
+                            here.native_id,
+                            started,
+                            ended,
+                            span,
+                            rows,
+                            query,
+                            past,
+                            0 if track is None else track.number,
+                            mask,
+                            unread,
+                            fed,
+                            logits,
+                            layout,
+                            model.encoder,
+                            training,
+                            flags.warmups > 0,
+                            compiled,
+                            compiling,
+                            flags.profiled,
+                            here.override,
+                            error,
+                        )
+                    )
+                    cost.handed_over += 1
+                except Exception as failure:
+                    failed("recording a pass", failure)
+            if compiler is not None:
+                set_callback(compiler)
+            cost.passes += 1
+            cost.hook_ns += started - entered + now() - ended
+
+    return observe
+
+
+def _layout(model: SeenModel, track: CacheTrack) -> KvLayout | None:
+    """The layout of a new cache; of caches that grow, one for each kind and model is enough."""
+    cache = track.ref()
+    if cache is None:
+        return None
+    # Caches of one class differ: with the model's config they slide, without it they do not.
+    layers = tuple(type(layer).__name__ for layer in getattr(cache, "layers", ()))
+    kind = (type(cache).__name__, layers)
+    known = model.layouts.get(kind)
+    if known is None or any(group.allocated_tokens is not None for group in known.groups):
+        known = read_layout(cache)
+        if known is not None:
+            model.layouts[kind] = known
+    return known
+
+
+def _growing_layer(track: CacheTrack) -> Any:
+    """The first layer of a cache, if its length can be read from its keys without a call; else None."""
+    layers = getattr(track.ref(), "layers", None)
+    return layers[0] if layers and type(layers[0]).__name__ == "DynamicLayer" else None
+
+
+def _compiles_itself(own: dict[str, Any]) -> bool:
+    """By the module's own attributes: `model.compile()`, or `model.forward = torch.compile(...)`."""
+    return own.get("_compiled_call_impl") is not None or (
+        "forward" in own and hasattr(own["forward"], "_torchdynamo_orig_callable")
+    )
+
+
+def _records_gradients() -> bool:
+    return bool(sys.modules["torch"].is_grad_enabled())
