@@ -25,12 +25,12 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def compile_module(model: LlamaForCausalLM) -> Callable[[], torch.Tensor]:
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
     return lambda: compiled(IDS, use_cache=False).logits
 
 
 def compile_call(model: LlamaForCausalLM) -> Callable[[], torch.Tensor]:
-    compiled = torch.compile(model.__call__, backend="eager", fullgraph=True)
+    compiled: Any = torch.compile(model.__call__, backend="eager", fullgraph=True)
     return lambda: compiled(IDS, use_cache=False).logits
 
 

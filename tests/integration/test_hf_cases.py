@@ -135,7 +135,7 @@ def kept_padded_cache(model: LlamaForCausalLM) -> Any:
     return first, second
 
 
-class Collect(BaseStreamer):
+class Collect(BaseStreamer):  # type: ignore[misc]  # its types are not followed
     """Takes what is streamed."""
 
     def __init__(self, fail_at: int | None = None) -> None:
