@@ -22,7 +22,7 @@ class Dynamo:
 
     Attributes:
         set_callback: Replaces the frame callback of this thread, and gives the one that was there; None is off.
-        is_tracing: Whether the calling code is being traced.
+        is_tracing: Whether Dynamo is tracing the calling code.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Dynamo:
         self._skip = _skipper(eval_frame)
         set_callback = getattr(eval_frame, "set_eval_frame", None)
         self.set_callback: Callable[[Any], Any] = set_callback or _leave_alone
-        self.is_tracing: Callable[[], bool] = torch.compiler.is_compiling
+        self.is_tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
     def skip(self, function: Callable[..., Any]) -> None:
         """Let a function's frames run as they are; what it calls may be compiled."""

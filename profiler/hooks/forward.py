@@ -55,7 +55,6 @@ class ForwardHook:
             emit=emit,
             models=models,
             caches=caches,
-            state=state,
             flags=flags,
             failed=failed,
             cost=self.cost,
@@ -69,9 +68,10 @@ class ForwardHook:
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-                if state.here.in_pass or is_tracing() or not self.active:
+                here = state.here
+                if here.in_pass or is_tracing() or not self.active:
                     return original(module, *args, **kwargs)
-                return observe(original, module, args, kwargs, False)
+                return observe(original, module, args, kwargs, False, here)
 
             self._dynamo.skip(__call__)
             return __call__
@@ -98,9 +98,14 @@ class ForwardHook:
                     del model.__dict__["__call__"]
 
                 def call(*args: Any, **kwargs: Any) -> Any:
-                    if state.here.in_pass or not self.active:
+                    here = state.here
+                    if here.in_pass or not self.active:
                         return compiled(*args, **kwargs)
-                    return observe(lambda _, *a, **k: compiled(*a, **k), model, args, kwargs, True)
+
+                    def run(_: Any, *args: Any, **kwargs: Any) -> Any:
+                        return compiled(*args, **kwargs)
+
+                    return observe(run, model, args, kwargs, True, here)
 
                 return call
 
@@ -115,16 +120,19 @@ class ForwardHook:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def __call__(compiled: Any, /, *args: Any, **kwargs: Any) -> Any:
                 model = compiled._orig_mod
+                here = state.here
                 if (
-                    state.here.in_pass
+                    here.in_pass
                     or is_tracing()
                     or not self.active
                     or not isinstance(model, pretrained)
                 ):
                     return original(compiled, *args, **kwargs)
-                return observe(
-                    lambda _, *a, **k: original(compiled, *a, **k), model, args, kwargs, True
-                )
+
+                def run(_: Any, *args: Any, **kwargs: Any) -> Any:
+                    return original(compiled, *args, **kwargs)
+
+                return observe(run, model, args, kwargs, True, here)
 
             self._dynamo.skip(__call__)
             return __call__

@@ -23,25 +23,39 @@ from phaseprof.hooks.inputs import (
     token_shape,
 )
 from phaseprof.hooks.models import ModelBook, SeenModel
-from phaseprof.hooks.state import CacheBook, CacheTrack, Flags, ThreadState
+from phaseprof.hooks.state import CacheBook, CacheTrack, Flags, ThreadFacts
 from phaseprof.work.kv import KvLayout, read_layout
 
-#: (original call, module, its arguments, whether the call is compiled) -> what the call returns.
-Observe = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any], bool], Any]
+#: (original call, module, its arguments, whether the call is compiled, facts of the thread) -> what the call returns.
+Observe = Callable[
+    [Callable[..., Any], Any, tuple[Any, ...], dict[str, Any], bool, ThreadFacts], Any
+]
 
 #: Nothing compiles in less; a longer pass of a module that is not compiled as a whole may have compiled a part.
 _COMPILE_NS = 100_000_000
 
 
 class OwnCost:
-    """Our own time on the workload's threads, passes, and passes handed over. Summed without a lock: figures."""
+    """Our own time on the workload's threads. Summed without a lock: figures, not counts.
 
-    __slots__ = ("handed_over", "hook_ns", "passes")
+    Attributes:
+        passes: Passes seen.
+        lost: Passes that we failed at.
+        sampled, sampled_ns: Passes whose own cost was taken, and its sum.
+    """
+
+    __slots__ = ("lost", "passes", "sampled", "sampled_ns")
 
     def __init__(self) -> None:
-        self.hook_ns = 0
         self.passes = 0
-        self.handed_over = 0
+        self.lost = 0
+        self.sampled = 0
+        self.sampled_ns = 0
+
+    @property
+    def hook_ns(self) -> int:
+        """Own time of all passes, by the mean of those that were sampled."""
+        return self.sampled_ns * self.passes // self.sampled if self.sampled else 0
 
 
 def make_observer(
@@ -49,7 +63,6 @@ def make_observer(
     emit: Callable[[RawPass], None],
     models: ModelBook,
     caches: CacheBook,
-    state: ThreadState,
     flags: Flags,
     failed: Callable[[str, Exception], None],
     cost: OwnCost,
@@ -63,7 +76,6 @@ def make_observer(
         emit: Takes the fields of a `PassSeen`.
         models: Knows the models.
         caches: Knows the caches.
-        state: Of the threads.
         flags: Of the session.
         failed: Told of an exception in our own code.
         cost: Takes our own cost.
@@ -80,10 +92,12 @@ def make_observer(
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         compiled: bool,
+        here: ThreadFacts,
     ) -> Any:
         nonlocal graphs
-        entered = now()
-        here = state.here
+        # Our own cost is taken on every eighth pass: two readings of the clock are a tenth of it.
+        sampled = not cost.passes & 7
+        entered = now() if sampled else 0
         compiler = set_callback(None)
         known = False
         try:
@@ -127,12 +141,17 @@ def make_observer(
             elif rows > 1 and generation.end_ids and ids is not None:
                 # The loop makes new ids for each step: these stay as they are until they are read.
                 fed = ids if ids.device.type == "cpu" else None
-            keep = kwargs.get("logits_to_keep") if model.has_head else 0
-            logits = logits_positions(keep, query) * rows if model.has_head else 0
+            logits = 0
+            if model.has_head:
+                # One position, whether it is the only one or the last one, is what most passes ask for.
+                logits = rows
+                if query > 1:
+                    logits *= logits_positions(kwargs.get("logits_to_keep"), query)
             training = (own["training"] and _records_gradients()) or (
                 kwargs.get("labels") is not None
             )
-            compiled = compiled or compiler is not None or _compiles_itself(own)
+            if compiler is not None or own.get("_compiled_call_impl") or "forward" in own:
+                compiled = compiled or compiler is not None or _compiles_itself(own)
             graphs_before = graphs_compiled() if compiled else -1
             mark = None if model.timer is None else model.timer.begin()
             known = True
@@ -203,13 +222,17 @@ def make_observer(
                             error,
                         )
                     )
-                    cost.handed_over += 1
                 except Exception as failure:
+                    cost.lost += 1
                     failed("recording a pass", failure)
+            else:
+                cost.lost += 1
             if compiler is not None:
                 set_callback(compiler)
             cost.passes += 1
-            cost.hook_ns += started - entered + now() - ended
+            if sampled:
+                cost.sampled += 1
+                cost.sampled_ns += started - entered + now() - ended
 
     return observe
 

@@ -73,7 +73,8 @@ class TransformersHooks:
     @property
     def handed_over(self) -> int:
         """Passes that the recorder was given."""
-        return self._forward_hook.cost.handed_over if self._forward_hook else 0
+        cost = self._forward_hook.cost if self._forward_hook else None
+        return cost.passes - cost.lost if cost else 0
 
     @property
     def own_ns(self) -> int:
