@@ -250,10 +250,10 @@ def _say_idle(case: _Case, bound: Bound, explained: float) -> None:
     elif bound in (Bound.OVERHEAD, Bound.LATENCY):
         slow = max(case.busy_share - explained, 0.0)
         on_cpu = case.known.device_kind == "cpu"
-        idle = "passes outside operators" if on_cpu else "is idle"
+        idle = "lies outside operators" if on_cpu else "is idle"
         case.say(
-            f"of the time that no roof explains ({percent(1 - explained)}), {percent(1 - case.busy_share)} of the "
-            f"whole {idle} and {percent(slow)} goes to kernels that are slower than the roofs",
+            f"no roof explains {percent(1 - explained)} of the time: {percent(1 - case.busy_share)} {idle}, and "
+            f"{percent(slow)} goes to kernels that are slower than the roofs",
             Provenance.MODELLED,
         )
         if abs((1 - case.busy_share) - slow) < 2 * thresholds.NEAR_ENOUGH_EXPLAINED.value:
@@ -338,10 +338,12 @@ def _doubt_threshold(case: _Case, ceilings: Ceilings, explained: float) -> None:
     enough = thresholds.ENOUGH_EXPLAINED.value
     margin = max(thresholds.NEAR_ENOUGH_EXPLAINED.value, explained * (ceilings.spread or 0.0))
     if abs(explained - enough) <= margin:
-        side = "just above" if explained >= enough else "just below"
+        side = "above" if explained >= enough else "below"
+        near = abs(explained - enough) <= thresholds.NEAR_ENOUGH_EXPLAINED.value
+        how = f"just {side}" if near else f"{side}, by less than the error of the roofs,"
         case.doubt(
             Confidence.MEDIUM,
-            f"{percent(explained)} is {side} the {percent(enough)} from which a roof counts as the bound",
+            f"{percent(explained)} is {how} the {percent(enough)} from which a roof counts as the bound",
             Provenance.MODELLED,
         )
 

@@ -171,8 +171,9 @@ class Recorder:
         if self._settler.padding_unread:
             self._note(
                 NotMeasured(
-                    "padding of hand-written loops",
-                    "their attention mask lies on the device, and reading it would make it wait",
+                    "padding of some passes",
+                    "their mask, or the ids that show which rows of a batch have ended, lies on the device, and "
+                    "reading it would make the device wait",
                 )
             )
         dropped = self._passes_seen() - self._passes

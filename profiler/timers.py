@@ -67,14 +67,16 @@ class CudaEventTimer:
     the current stream is captured no event is recorded. Several threads may share a timer.
 
     Args:
-        cuda: The module `torch.cuda`, or a stand-in with `Event`, `is_current_stream_capturing` in tests.
+        cuda: The module `torch.cuda`, or a stand-in with `Event`, `current_stream` and `is_current_stream_capturing`.
+        device: Index of the device that is timed, which need not be the thread's current one.
     """
 
     #: Passes that may be open at once; those beyond it have no device time.
     MAX_OPEN = 4096
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Any, device: int) -> None:
         self._cuda = cuda
+        self._device = device
         self._pool: list[Any] = []
         self._open: deque[_EventSpan] = deque()
 
@@ -84,7 +86,7 @@ class CudaEventTimer:
             return None
         self._resolve()
         event = self._event()
-        event.record()
+        event.record(self._cuda.current_stream(self._device))
         return event
 
     def end(self, mark: Any) -> _EventSpan | None:
@@ -95,7 +97,7 @@ class CudaEventTimer:
             self._pool.append(mark)
             return None
         event = self._event()
-        event.record()
+        event.record(self._cuda.current_stream(self._device))
         span = _EventSpan(mark, event)
         self._open.append(span)
         return span

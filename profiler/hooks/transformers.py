@@ -169,4 +169,5 @@ def _timer(device: Any) -> DeviceTimer | None:
     """The timer for a torch device; None where the host's time is the device's."""
     if device.type != "cuda":
         return None
-    return CudaEventTimer(sys.modules["torch"].cuda)
+    cuda = sys.modules["torch"].cuda
+    return CudaEventTimer(cuda, cuda.current_device() if device.index is None else device.index)

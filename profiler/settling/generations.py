@@ -39,6 +39,8 @@ class Generations:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
+        #: A pass fed ids that could not be read.
+        self.padding_unread = False
         self._running: dict[int, Generation] = {}
 
     def find(self, number: int) -> Generation | None:
@@ -86,6 +88,11 @@ class Generations:
             served.batch.padding = None
             served.batch.finished.clear()
         self._settle(generation, past)
+        known = generation.known
+        if known is not None and known.end_ids and past >= known.prompt and event.fed is None:
+            # The ids lie on the device: which rows have ended was not read.
+            event = event._replace(mask_unread=True)
+            self.padding_unread = True
         self._note_finished(event, generation, past)
         row = self._serving.serve(
             event,

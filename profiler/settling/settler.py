@@ -28,9 +28,6 @@ class Settler:
         offset_ns: From the monotonic clock to Unix ns.
         process: Names this process in request ids.
         first_pass_id: Id of the first pass; later ones count up.
-
-    Attributes:
-        padding_unread: A pass had a mask that could not be read.
     """
 
     def __init__(self, sink: Sink, *, offset_ns: int, process: str, first_pass_id: int) -> None:
@@ -39,7 +36,12 @@ class Settler:
         serving = Serving(self._rows, sink.put_request, offset_ns, process, on_cache={})
         self._generations = Generations(serving)
         self._loops = Loops(serving)
-        self.padding_unread = False
+        self._mask_unread = False
+
+    @property
+    def padding_unread(self) -> bool:
+        """A pass may have had padding that could not be read without making the device wait."""
+        return self._mask_unread or self._generations.padding_unread
 
     def handle(self, event: Event) -> None:
         """Take one event."""
@@ -77,7 +79,7 @@ class Settler:
 
     def _passed(self, event: PassSeen) -> None:
         ids = self._rows.begin(event)
-        self.padding_unread |= event.mask_unread
+        self._mask_unread |= event.mask_unread
         generation = self._generations.find(event.generation)
         if event.encoder or event.training:
             self._aside(event, ids, generation)

@@ -210,7 +210,7 @@ def test_close_to_the_threshold_is_said() -> None:
     assert "just below the 50 %" in texts(verdict(20.5, busy=0.9, **DECODE))
     # A wide spread of the roofs widens what is too close.
     wide = verdict(17, ceilings=roofs(spread=0.2), **DECODE)
-    assert "just above" in texts(wide)
+    assert "above, by less than the error of the roofs, the 50 %" in texts(wide)
 
 
 def test_a_timeline_that_lacks_kernels_is_not_believed() -> None:

@@ -383,6 +383,16 @@ def test_an_unread_mask_leaves_padding_unknown(settler: Settler, rows: Rows) -> 
     assert settler.padding_unread
 
 
+def test_rows_that_may_have_ended_unread(settler: Settler, rows: Rows) -> None:
+    """Ids on a device are not read: which rows of a batch have ended is not known, and no padding is claimed."""
+    generation(settler, 1)
+    prompt(settler, 1, 5, rows=2, end_ids=(2,))
+    settler.handle(seen(generation=1, rows=2, query=5))
+    settler.handle(seen(generation=1, rows=2, past=5, fed=None))
+    assert [row.padding_tokens for row in rows.passes.values()] == [0, None]
+    assert settler.padding_unread
+
+
 def test_an_uncovered_model_has_no_work(rows: Rows) -> None:
     settler = Settler(rows, offset_ns=0, process="p7", first_pass_id=0)
     settler.handle(ModelSeen("x", None, ""))

@@ -8,6 +8,9 @@ import pytest
 
 from phaseprof.timers import CudaEventTimer, DeviceTimer, HostTimer
 
+#: The device that is timed; the thread's current one is another.
+DEVICE = 1
+
 
 class Event:
     """An event of the stand-in device."""
@@ -19,11 +22,11 @@ class Event:
         self.at_ms: float | None = None
         self.on_query: Callable[[], None] | None = None
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
         assert not self._cuda.capturing, "an event was recorded into a graph"
         self._cuda.check()
         self.at_ms = None
-        self._cuda.queued.setdefault(self._cuda.stream, []).append(self)
+        self._cuda.queued.setdefault(stream, []).append(self)
 
     def query(self) -> bool:
         assert not self._cuda.capturing, "the device was touched during a capture"
@@ -62,6 +65,10 @@ class Cuda:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
+    def current_stream(self, device: int) -> str:
+        assert device == DEVICE, "the stream of another device"
+        return self.stream
+
     def Event(self, *, enable_timing: bool) -> Event:
         event = Event(self, enable_timing)
         self.made.append(event)
@@ -85,7 +92,7 @@ def cuda() -> Cuda:
 
 @pytest.fixture
 def timer(cuda: Cuda) -> CudaEventTimer:
-    return CudaEventTimer(cuda)
+    return CudaEventTimer(cuda, DEVICE)
 
 
 def test_a_host_timer_has_no_device_time() -> None:
