@@ -39,7 +39,8 @@ class PassSeen(NamedTuple):
         logits: Positions for which the head was computed, over all rows; 0 without a head.
         layout: Layout of the cache, when it was read after this pass; else None.
         encoder: The module is an encoder or a tower.
-        training: Gradients were recorded in training mode, or a loss was asked for.
+        aside: Why it is neither prefill nor decode: ``training`` (gradients were recorded in training mode, or a loss
+            was asked for) or ``packed`` (several requests in one row, which ones is not known); None otherwise.
         warmup: The caller declared it a warm-up.
         compiled: The module's forward is compiled.
         compiling: Something was compiled during the pass.
@@ -64,7 +65,7 @@ class PassSeen(NamedTuple):
     logits: int
     layout: Any
     encoder: bool
-    training: bool
+    aside: str | None
     warmup: bool
     compiled: bool
     compiling: bool

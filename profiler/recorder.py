@@ -176,6 +176,14 @@ class Recorder:
                     "reading it would make the device wait",
                 )
             )
+        if self._settler.packed_seen:
+            self._note(
+                NotMeasured(
+                    "prefill and decode under continuous batching",
+                    "its passes pack several requests into one row, and which ones is not followed yet",
+                    "call generate without continuous batching",
+                )
+            )
         dropped = self._passes_seen() - self._passes
         if dropped > 0:
             self._note(

@@ -147,9 +147,11 @@ def make_observer(
                 logits = rows
                 if query > 1:
                     logits *= logits_positions(kwargs.get("logits_to_keep"), query)
-            training = (own["training"] and _records_gradients()) or (
-                kwargs.get("labels") is not None
-            )
+            aside = None
+            if kwargs.get("labels") is not None or (own["training"] and _records_gradients()):
+                aside = "training"
+            elif track is not None and track.packed:
+                aside = "packed"
             if compiler is not None or own.get("_compiled_call_impl") or "forward" in own:
                 compiled = compiled or compiler is not None or _compiles_itself(own)
             graphs_before = graphs_compiled() if compiled else -1
@@ -213,7 +215,7 @@ def make_observer(
                             logits,
                             layout,
                             model.encoder,
-                            training,
+                            aside,
                             flags.warmups > 0,
                             compiled,
                             compiling,

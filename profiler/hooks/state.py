@@ -84,13 +84,15 @@ class CacheTrack:
         number: Its number in the process.
         end: Slots in it after the last pass, by our own count.
         layout_read: Its layout was handed over.
+        packed: It holds many requests, and a pass packs several of them into one row (continuous batching).
         growing: A layer of it whose keys show the length; None if there is none, or before the first pass.
     """
 
-    __slots__ = ("end", "growing", "layout_read", "number", "ref")
+    __slots__ = ("end", "growing", "layout_read", "number", "packed", "ref")
 
-    def __init__(self, number: int, ref: weakref.ref[Any]) -> None:
+    def __init__(self, number: int, ref: weakref.ref[Any], *, packed: bool) -> None:
         self.number = number
+        self.packed = packed
         self.ref = ref
         self.end = 0
         self.layout_read = False
@@ -127,7 +129,8 @@ class CacheBook:
             self._emit(CacheGone(number, self._now_ns()))
 
         try:
-            track = CacheTrack(number, weakref.ref(cache, gone))
+            packed = type(cache).__name__ == "PagedAttentionCache"
+            track = CacheTrack(number, weakref.ref(cache, gone), packed=packed)
         except TypeError:
             return None
         self.tracks[key] = track

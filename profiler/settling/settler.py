@@ -28,6 +28,9 @@ class Settler:
         offset_ns: From the monotonic clock to Unix ns.
         process: Names this process in request ids.
         first_pass_id: Id of the first pass; later ones count up.
+
+    Attributes:
+        packed_seen: There were passes of continuous batching, whose requests are not known.
     """
 
     def __init__(self, sink: Sink, *, offset_ns: int, process: str, first_pass_id: int) -> None:
@@ -37,6 +40,7 @@ class Settler:
         self._generations = Generations(serving)
         self._loops = Loops(serving)
         self._mask_unread = False
+        self.packed_seen = False
 
     @property
     def padding_unread(self) -> bool:
@@ -80,8 +84,9 @@ class Settler:
     def _passed(self, event: PassSeen) -> None:
         ids = self._rows.begin(event)
         self._mask_unread |= event.mask_unread
+        self.packed_seen |= event.aside == "packed"
         generation = self._generations.find(event.generation)
-        if event.encoder or event.training:
+        if event.encoder or event.aside:
             self._aside(event, ids, generation)
         elif generation is not None:
             self._generations.passed(event, ids, generation)
@@ -91,7 +96,7 @@ class Settler:
             self._loops.passed_uncached(event, ids)
 
     def _aside(self, event: PassSeen, ids: PassIds, generation: Generation | None) -> None:
-        """An encoder, a tower, a training or a scoring pass: no prefill and no decode tokens."""
+        """An encoder, a tower, a training, a scoring or a packed pass: no prefill and no decode tokens."""
         alone = f"{self._process}.p{ids.pass_id & 0xFFFFFFFF}"
         prefix = generation.prefix if generation is not None else alone
         forced = Phase.ENCODE if event.encoder else Phase.OTHER

@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GenerationMixin, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 import phaseprof
 from phaseprof.errors import UsageError
@@ -262,6 +267,20 @@ def test_training_and_scoring_are_other(llama: LlamaForCausalLM, record: Any) ->
 
     recorded = record(run)
     assert recorded.passes("phase") == [("other",), ("other",), ("prefill",)]
+
+
+def test_continuous_batching_is_said_not_to_be_followed(
+    llama: LlamaForCausalLM, record: Any
+) -> None:
+    """Its passes pack requests into one row: none is taken for prefill or decode, and the trace says why."""
+    config = GenerationConfig(max_new_tokens=4, eos_token_id=-1, pad_token_id=0, do_sample=False)
+    recorded = record(
+        lambda: llama.generate_batch([[3, 4, 5, 6], [7, 8, 9]], generation_config=config)
+    )
+    assert {len(out.generated_tokens) for out in recorded.output.values()} == {4}
+    assert set(recorded.passes("phase")) == {("other",)}
+    (note,) = recorded.trace.metas[0].not_measured
+    assert note.what == "prefill and decode under continuous batching"
 
 
 class Own(nn.Module):

@@ -92,7 +92,7 @@ def seen(**changes: Any) -> PassSeen:
         "logits": 1,
         "layout": None,
         "encoder": False,
-        "training": False,
+        "aside": None,
         "warmup": False,
         "compiled": False,
         "compiling": False,
@@ -288,7 +288,7 @@ def test_a_loop_on_a_cache_filled_before_recording(settler: Settler, rows: Rows)
 def test_encoder_and_training_have_no_prefill(settler: Settler, rows: Rows) -> None:
     generation(settler, 1)
     settler.handle(seen(generation=1, encoder=True, query=50, cache=0))
-    settler.handle(seen(training=True, query=50, cache=0))
+    settler.handle(seen(aside="training", query=50, cache=0))
     encode, other = rows.passes.values()
     assert (encode.phase, encode.role) == (Phase.ENCODE, Role.ENCODER)
     assert (other.phase, other.role) == (Phase.OTHER, Role.TARGET)
