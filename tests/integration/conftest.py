@@ -45,7 +45,6 @@ def make_llama(**changes: Any) -> LlamaForCausalLM:
 @pytest.fixture(scope="session")
 def llama() -> LlamaForCausalLM:
     """A tiny random Llama with grouped-query attention, in float32 on the CPU."""
-    torch.set_num_threads(1)
     return make_llama()
 
 
