@@ -64,10 +64,15 @@ def cache_of_output(output: Any) -> Any:
 def past_length(cache: Any) -> int | None:
     """Slots in a cache, or None where reading them would make a device wait or the cache has no length.
 
-    A static cache keeps its length in a tensor: on the CPU that is read, elsewhere the caller counts for itself.
+    A static cache keeps its length in a tensor: on the CPU that is read, elsewhere the caller counts for itself. Older
+    ones (transformers 5.0) keep none and would count the slots that are not zero, which is no length: padding is zero.
     """
     try:
-        length = cache.get_seq_length()
+        layers = getattr(cache, "layers", None)
+        if layers and hasattr(layers[0], "max_cache_len"):
+            length = getattr(layers[0], "cumulative_length", None)
+        else:
+            length = cache.get_seq_length()
     except Exception:
         # Pure state-space caches raise; what a foreign cache class does is not ours to judge.
         return None
@@ -76,6 +81,14 @@ def past_length(cache: Any) -> int | None:
     if getattr(getattr(length, "device", None), "type", "") == "cpu":
         return int(length)
     return None
+
+
+def first_position(kwargs: Mapping[str, Any]) -> int | None:
+    """Where the query begins, by `cache_position` (transformers before 5.10) if it lies on the CPU."""
+    positions = kwargs.get("cache_position")
+    if positions is None or positions.device.type != "cpu" or not positions.numel():
+        return None
+    return int(positions.flatten()[0])
 
 
 def logits_positions(keep: Any, query: int) -> int:

@@ -17,6 +17,7 @@ from phaseprof.hooks.dynamo import graphs_compiled
 from phaseprof.hooks.inputs import (
     cache_of,
     cache_of_output,
+    first_position,
     logits_positions,
     mask_of,
     past_length,
@@ -130,6 +131,8 @@ def make_observer(
                     past = held[2]
                 else:
                     past = past_length(given)
+                    if past is None:
+                        past = first_position(kwargs)
                     if past is None and track is not None:
                         past = track.end
             own = module.__dict__

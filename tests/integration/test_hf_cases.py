@@ -350,6 +350,13 @@ CASES = [
         [prefill(9), decode(1), decode(1)],
     ),
     Case(
+        "static cache, used again by the next call",
+        lambda m: [
+            generate(m, ids(1, n), max_new_tokens=2, cache_implementation="static") for n in (9, 5)
+        ],
+        [prefill(9), decode(1), prefill(5), decode(1)],
+    ),
+    Case(
         "static cache, batch with padding",
         lambda m: left_padded(m, [2, 6], max_new_tokens=3, cache_implementation="static"),
         [prefill(8, padding=4), decode(2), decode(2)],
