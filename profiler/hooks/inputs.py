@@ -76,11 +76,9 @@ def past_length(cache: Any) -> int | None:
     except Exception:
         # Pure state-space caches raise; what a foreign cache class does is not ours to judge.
         return None
-    if isinstance(length, int):
+    if length is None or isinstance(length, int):
         return length
-    if getattr(getattr(length, "device", None), "type", "") == "cpu":
-        return int(length)
-    return None
+    return int(length) if getattr(getattr(length, "device", None), "type", "") == "cpu" else None
 
 
 def first_position(kwargs: Mapping[str, Any]) -> int | None:
