@@ -83,7 +83,8 @@ def lever(
     if bound is Bound.OVERHEAD_OR_LATENCY:
         return Lever(
             "a kernel timeline",
-            "record a few passes with torch.profiler, which shows whether the device was idle",
+            "`phaseprof profile` records one on a CPU, and `prof.operator_window()` in Python: it shows whether the "
+            "device was idle",
         )
     if circumstances.recomputed_share >= thresholds.DOMINANT.value:
         return Lever(

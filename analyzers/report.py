@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -110,7 +111,7 @@ def _facts(
     dtype: str,
     incomplete: int,
 ) -> RunFacts:
-    named = {m.model_id: m.name for meta in trace.metas for m in meta.models}
+    named = {m.model_id: _title(m.name) for meta in trace.metas for m in meta.models}
     for model_id in column(trace.passes, "model_id").unique().to_pylist():
         named.setdefault(model_id, model_id)
     others = [name for model_id, name in named.items() if model_id != primary.model_id]
@@ -213,6 +214,11 @@ def _not_measured(
             yield entry
 
 
+def _title(name: str) -> str:
+    """What people call a model: of a local folder the last part, of a name on the hub all of it."""
+    return PurePath(name).name if PurePath(name).is_absolute() else name
+
+
 def _lacking(
     basis: Basis, phases: dict[str, PhaseFigures], requests: RequestAnalysis
 ) -> Iterator[NotMeasured]:
@@ -225,7 +231,7 @@ def _lacking(
         yield NotMeasured(
             f"busy time of the device in {', '.join(unseen)}",
             "no pass was recorded with a kernel timeline",
-            "record a few passes with torch.profiler",
+            "on a CPU, run a few passes inside `prof.operator_window()`, as `phaseprof profile` does",
         )
     if basis.device_kind == "cpu":
         yield NotMeasured("SM, tensor-core and DRAM counters", "no NVIDIA GPU in this run")
