@@ -65,7 +65,6 @@ class Batch:
         computed: Slots that had been computed before and are computed again when a pass begins below them: used
             without a cache. With a cache, what lies in it is never computed again.
         padding: Where padding lies; None if no slot is.
-        padding_known: False if there was a mask that could not be read.
         finished: Rows that ended before the others: what is computed for them is padding.
         passes: Passes so far.
         decoded: A pass has computed decode tokens.
@@ -78,7 +77,6 @@ class Batch:
     end: int = 0
     computed: int = 0
     padding: Padding | None = None
-    padding_known: bool = True
     finished: set[int] = field(default_factory=set)
     passes: int = 0
     decoded: bool = False

@@ -27,7 +27,8 @@ from phaseprof.hooks.transformers import TransformersHooks, always_masked
 from phaseprof.phases import Phase
 from phaseprof.recorder import Recorder
 from phaseprof.schema import SCHEMA_VERSION
-from phaseprof.trace.meta import ProcessMeta, SelfCost
+from phaseprof.trace.meta import ModelMeta, ProcessMeta, SelfCost
+from phaseprof.work.kv import with_layout
 
 log = logging.getLogger("phaseprof")
 
@@ -227,9 +228,17 @@ class Session:
         )
 
 
-def _with_cache(model: SeenModel) -> Any:
-    kinds = tuple(model.layouts)
-    return replace(model.meta, cache_class=kinds[0][0]) if kinds else model.meta
+def _with_cache(model: SeenModel) -> ModelMeta:
+    """What is stored of a model, with the bytes that its real cache takes once one was seen."""
+    if not model.layouts:
+        return model.meta
+    (cache_class, _), layout = next(iter(model.layouts.items()))
+    cost = model.meta.cost
+    return replace(
+        model.meta,
+        cache_class=cache_class,
+        cost=cost if cost is None else with_layout(cost, layout),
+    )
 
 
 def _version() -> str:

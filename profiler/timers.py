@@ -20,7 +20,10 @@ class Span(Protocol):
 
 
 class DeviceTimer(Protocol):
-    """Times passes on one kind of device. All methods are called on the thread that runs the pass."""
+    """Times passes on one kind of device. All methods are called on the thread that runs the pass.
+
+    A device that computes on the calling thread (a CPU) has no timer: the host time of the call is its time.
+    """
 
     def begin(self) -> Any:
         """Mark the begin of a pass; what is returned is given to `end`."""
@@ -33,19 +36,6 @@ class DeviceTimer(Protocol):
     def finish(self) -> None:
         """The session ends: resolve what is still open, waiting if need be."""
         ...
-
-
-class HostTimer:
-    """For devices that compute on the calling thread: the host time of the call is the time of the device."""
-
-    def begin(self) -> None:
-        """Nothing to mark."""
-
-    def end(self, mark: Any) -> None:
-        """No device time besides the host's."""
-
-    def finish(self) -> None:
-        """Nothing is open."""
 
 
 class _EventSpan:

@@ -88,8 +88,11 @@ class TransformersHooks:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is hooked, for people."""
-        return tuple(patch.label for patch in self._patches)
+        """What is hooked, for people: one entry for the library, or none."""
+        if not self._patches:
+            return ()
+        names = ", ".join(patch.label for patch in self._patches)
+        return (f"transformers {_version()} ({names})",)
 
     def install(self, model: Any = None) -> None:
         """Set the hooks on what is imported, and on the rest as soon as it is.
@@ -156,9 +159,12 @@ class TransformersHooks:
 def always_masked(model: ModelMeta) -> bool:
     """Whether attention is given an explicit mask even where a causal one would do: by every implementation but sdpa,
     and by all of them up to transformers 5.10."""
-    version = str(getattr(sys.modules.get("transformers"), "__version__", "0.0"))
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+    numbers = [int(part) for part in _version().split(".")[:2] if part.isdecimal()]
     return model.attn_implementation != "sdpa" or numbers <= [5, 10]
+
+
+def _version() -> str:
+    return str(getattr(sys.modules.get("transformers"), "__version__", "0.0"))
 
 
 def _loaded(module: str, name: str) -> type | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from phaseprof.timers import CudaEventTimer, DeviceTimer, HostTimer
+from phaseprof.timers import CudaEventTimer
 
 #: The device that is timed; the thread's current one is another.
 DEVICE = 1
@@ -93,13 +93,6 @@ def cuda() -> Cuda:
 @pytest.fixture
 def timer(cuda: Cuda) -> CudaEventTimer:
     return CudaEventTimer(cuda, DEVICE)
-
-
-def test_a_host_timer_has_no_device_time() -> None:
-    timer: DeviceTimer = HostTimer()
-    assert timer.begin() is None
-    assert timer.end(None) is None
-    timer.finish()
 
 
 def test_a_pass_is_timed_late(cuda: Cuda, timer: CudaEventTimer) -> None:
