@@ -120,8 +120,19 @@ def call_by_call(model: LlamaForCausalLM, steps: int, rounds: int) -> dict[str, 
             session.stop()
         return difference, session.self_cost
 
+    def with_empty_hooks() -> float:
+        """A pair of module hooks that do nothing: what the plainest of all ways to watch a module costs here."""
+        handles = (
+            model.register_forward_pre_hook(lambda *_: None, with_kwargs=True),
+            model.register_forward_hook(lambda *_: None, with_kwargs=True),
+        )
+        difference, _ = difference_us()
+        for handle in handles:
+            handle.remove()
+        return difference
+
     difference_us()
-    added, bare_us, own_us, setup_ms = [], [], [], []
+    added, bare_us, own_us, setup_ms, empty = [], [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             if number % 2:
@@ -133,6 +144,7 @@ def call_by_call(model: LlamaForCausalLM, steps: int, rounds: int) -> dict[str, 
                 with_session, own = recorded(Path(folder) / f"t{number}")
                 control, step = difference_us()
             added.append(with_session - control)
+            empty.append(with_empty_hooks() - control)
             bare_us.append(step)
             own_us.append(own.hook_ns / own.passes / 1000)
             setup_ms.append(own.setup_ns / 1e6)
@@ -143,6 +155,7 @@ def call_by_call(model: LlamaForCausalLM, steps: int, rounds: int) -> dict[str, 
         "added_us_p10": added[len(added) // 10],
         "added_us_p90": added[-1 - len(added) // 10],
         "own_clock_us": statistics.median(own_us),
+        "two_empty_module_hooks_added_us": statistics.median(empty),
         "first_sight_ms": statistics.median(setup_ms),
     }
 
