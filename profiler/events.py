@@ -121,11 +121,13 @@ class GenerationEnded(NamedTuple):
         generation: Its number.
         end_ns: Monotonic clock.
         error: Class name of the exception; None if it returned.
+        slots: Slots that a verifying call left in its cache: they tell what its last pass accepted; else None.
     """
 
     generation: int
     end_ns: int
     error: str | None
+    slots: int | None = None
 
 
 class ModelSeen(NamedTuple):

@@ -94,10 +94,15 @@ class GenerateHook:
         @functools.wraps(original)
         def _assisted_decoding(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
             config = kwargs.get("generation_config")
-            if self._state.here.generation is not None:
-                self._state.here.generation.speculative = True
+            generation = self._state.here.generation
+            if generation is not None:
+                generation.speculative = True
             self._prompt(model, input_ids, config, kwargs, speculative=True)
-            return original(model, input_ids, *args, **kwargs)
+            result = original(model, input_ids, *args, **kwargs)
+            if generation is not None:
+                # The loop has cropped it to what was accepted.
+                generation.slots = past_length(cache_of(kwargs))
+            return result
 
         return _assisted_decoding
 
@@ -115,7 +120,8 @@ class GenerateHook:
 
     def _ended(self, generation: Generation, error: str | None) -> None:
         try:
-            self._emit(GenerationEnded(generation.number, time.perf_counter_ns(), error))
+            now = time.perf_counter_ns()
+            self._emit(GenerationEnded(generation.number, now, error, generation.slots))
         except Exception as failure:
             self._failed("recording the end of generate", failure)
 

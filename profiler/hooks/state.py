@@ -21,9 +21,10 @@ class Generation:
         parent: The call around it; None if it is outermost.
         end_ids: Set once the prompt is known; read for each pass of several rows.
         speculative: It verifies drafts; a call nested in it drafts.
+        slots: Slots in its cache at its end, where it verified drafts.
     """
 
-    __slots__ = ("end_ids", "model", "number", "parent", "speculative")
+    __slots__ = ("end_ids", "model", "number", "parent", "slots", "speculative")
 
     def __init__(self, number: int, model: Any, parent: Generation | None) -> None:
         self.number = number
@@ -31,6 +32,7 @@ class Generation:
         self.parent = parent
         self.end_ids: tuple[int, ...] = ()
         self.speculative = False
+        self.slots: int | None = None
 
 
 class ThreadFacts:

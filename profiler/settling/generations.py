@@ -110,6 +110,8 @@ class Generations:
         generation = self._running.pop(event.generation, None)
         if generation is None:
             return
+        if event.slots is not None:
+            self._settle(generation, event.slots)
         if generation.verifying is not None:
             row, _ = generation.verifying
             self._serving.rows.send(replace(row, may_change=False))
