@@ -1,0 +1,157 @@
+"""Labels beyond dense decoders: encoders encode, decoders prefill and decode, and uncovered work is not given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertModel,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+IDS = torch.arange(3, 12).reshape(1, 9)
+DECODER_START = ("target", "prefill", 1, 0)
+DECODE = ("target", "decode", 0, 1)
+ENCODE = ("encoder", "encode", 0, 0)
+PROMPT = ("target", "prefill", 9, 0)
+
+
+def generate(model: Any, inputs: torch.Tensor = IDS) -> torch.Tensor:
+    return torch.as_tensor(
+        model.generate(inputs, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    )
+
+
+def t5() -> Any:
+    config = T5Config(
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        vocab_size=64,
+        decoder_start_token_id=0,
+    )
+    return T5ForConditionalGeneration(config).eval()
+
+
+def bart() -> Any:
+    config = BartConfig(
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        vocab_size=64,
+        max_position_embeddings=64,
+    )
+    return BartForConditionalGeneration(config).eval()
+
+
+def whisper() -> Any:
+    config = WhisperConfig(
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        vocab_size=200,
+        max_source_positions=50,
+        max_target_positions=40,
+        num_mel_bins=8,
+        decoder_start_token_id=1,
+        pad_token_id=0,
+        eos_token_id=2,
+        bos_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    return WhisperForConditionalGeneration(config).eval()
+
+
+def mamba() -> Any:
+    config = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64, state_size=4)
+    return MambaForCausalLM(config).eval()
+
+
+def mixtral() -> Any:
+    config = MixtralConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        num_local_experts=4,
+    )
+    return MixtralForCausalLM(config).eval()
+
+
+def bert() -> Any:
+    config = BertConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=64,
+    )
+    return BertModel(config).eval()
+
+
+def encode(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.as_tensor(model(IDS).last_hidden_state)
+
+
+CASES: list[tuple[Callable[[], Any], Callable[[Any], torch.Tensor], list[Any]]] = [
+    (t5, generate, [ENCODE, DECODER_START, DECODE, DECODE]),
+    (bart, generate, [ENCODE, DECODER_START, DECODE, DECODE]),
+    (
+        whisper,
+        lambda model: generate(model, torch.linspace(-1, 1, 800).reshape(1, 8, 100)),
+        [ENCODE, DECODER_START, DECODE, DECODE],
+    ),
+    (mamba, generate, [PROMPT, DECODE, DECODE]),
+    (mixtral, generate, [PROMPT, DECODE, DECODE]),
+    (bert, encode, [ENCODE]),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # what these libraries warn of here is not our subject
+@pytest.mark.parametrize(
+    ("make", "run", "expected"), CASES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_architecture(
+    make: Callable[[], Any],
+    run: Callable[[Any], torch.Tensor],
+    expected: list[Any],
+    record: Any,
+) -> None:
+    torch.manual_seed(1)
+    model = make()
+    alone = run(model)
+    recorded = record(lambda: run(model))
+    assert torch.equal(alone, recorded.output)
+    assert recorded.passes("role", "phase", "prefill_tokens", "decode_tokens") == expected
+    # None of them has a closed form yet: no figure is made up, and the reason is given.
+    assert set(recorded.passes("flops", "weight_bytes", "kv_read_bytes")) == {(None, None, None)}
+    (meta,) = recorded.trace.metas
+    assert len(meta.not_measured) == len(meta.models)
+    assert all(note.what.startswith("FLOPs and bytes of ") for note in meta.not_measured)
