@@ -209,9 +209,15 @@ def _not_measured(
     told: set[tuple[str, str]] = set()
     entries = [entry for meta in trace.metas for entry in meta.not_measured]
     for entry in [*entries, *_lacking(basis, phases, requests)]:
-        if (entry.what, entry.why) not in told:
+        # The process has said of which model, and why.
+        again = entry.what == _WORK and any(e.what.startswith(f"{_WORK} of ") for e in entries)
+        if (entry.what, entry.why) not in told and not again:
             told.add((entry.what, entry.why))
             yield entry
+
+
+#: What an analysis lacks without a model's cost; the process that saw the model adds " of <class>".
+_WORK = "FLOPs and bytes"
 
 
 def _title(name: str) -> str:
@@ -223,7 +229,7 @@ def _lacking(
     basis: Basis, phases: dict[str, PhaseFigures], requests: RequestAnalysis
 ) -> Iterator[NotMeasured]:
     if basis.no_work:
-        yield NotMeasured("FLOPs and bytes", basis.no_work)
+        yield NotMeasured(_WORK, basis.no_work)
     if basis.no_roofs:
         yield NotMeasured("share of the roofs", basis.no_roofs, "phaseprof calibrate")
     unseen = [name for name, figures in phases.items() if figures.busy_ms is None]
