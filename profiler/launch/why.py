@@ -129,20 +129,12 @@ def _no_forward(trace: Path) -> EmptyRunError:
             "No forward pass was recorded: recording had begun, and a process was killed before it could write.",
             "A process that SIGKILL or os._exit ends loses what it saw in its last second.",
         )
-    hooked = sorted({line for meta in metas for line in _hooks(meta)})
+    hooked = sorted({label for meta in metas for label in meta.hooks})
     where = f"Hooks were set on {'; '.join(hooked)}" if hooked else "Hooks were set"
     return EmptyRunError(
         f"No forward pass was seen. {where}; the command never called a model.",
         _ELSEWHERE,
     )
-
-
-def _hooks(meta: ProcessMeta) -> list[str]:
-    if not meta.hooks:
-        return []
-    version = meta.versions.get("transformers")
-    engine = f"transformers {version}" if version else "transformers"
-    return [f"{engine} ({', '.join(meta.hooks)})"]
 
 
 def _metas(trace: Path) -> list[ProcessMeta]:

@@ -86,7 +86,7 @@ def _write_meta(trace: Path, complete: bool) -> None:
         versions={"transformers": "5.24.0"},
         started_ns=1,
         complete=complete,
-        hooks=("generate", "1 model class"),
+        hooks=("transformers 5.24.0 (generate, 1 model class)",),
     )
     (trace / "meta" / "rank-0-pid-1.json").write_text(json.dumps(meta.to_json()))
 
