@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phaseprof.attribution import PassWindow
 from phaseprof.events import (
     CacheGone,
@@ -86,7 +88,8 @@ class Settler:
         self._mask_unread |= event.mask_unread
         self.packed_seen |= event.aside == "packed"
         generation = self._generations.find(event.generation)
-        if event.encoder or event.aside:
+        declared = event.override.phase if event.override is not None else None
+        if event.encoder or event.aside or declared in (Phase.OTHER, Phase.ENCODE):
             self._aside(event, ids, generation)
         elif generation is not None:
             self._generations.passed(event, ids, generation)
@@ -96,13 +99,17 @@ class Settler:
             self._loops.passed_uncached(event, ids)
 
     def _aside(self, event: PassSeen, ids: PassIds, generation: Generation | None) -> None:
-        """An encoder, a tower, a training, a scoring or a packed pass: no prefill and no decode tokens."""
+        """An encoder, a tower, a training, a scoring or a packed pass, or one that the user declares as such: it has no
+        prefill and no decode tokens, and serves no request."""
         alone = f"{self._process}.p{ids.pass_id & 0xFFFFFFFF}"
         prefix = generation.prefix if generation is not None else alone
         forced = Phase.ENCODE if event.encoder else Phase.OTHER
         if event.override is not None:
             forced = event.override.phase
+        past = 0 if event.encoder else event.past or 0
         batch = Batch(request_ids(prefix, event.rows), prompt=event.query)
-        tokens = batch.divide(past=0, query=event.query, forced=forced)
+        tokens = batch.divide(past=past, query=event.query, forced=forced)
         role = Role.ENCODER if event.encoder else Role.TARGET
-        self._rows.put(event, ids, tokens, Tag(TagSource.INFERRED, role=role), past=0)
+        # What it found in a cache is no prompt that a request was spared.
+        tokens = replace(tokens, cached=0)
+        self._rows.put(event, ids, tokens, Tag(TagSource.INFERRED, role=role), past=past)

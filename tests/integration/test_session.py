@@ -227,6 +227,8 @@ def test_declared_phases(llama: LlamaForCausalLM, record: Any) -> None:
         ("decode", 0, 5, "user"),
         ("mixed", 6, 3, "user"),
     ]
+    # Scoring serves no request, and has no part in the latencies.
+    assert recorded.trace.requests.num_rows == 2
 
 
 @pytest.mark.parametrize("name", ["extend", "prefil", ""])
