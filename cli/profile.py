@@ -115,6 +115,7 @@ def profile(
     Prompts are random tokens of exactly the given number, and every sequence generates exactly as many as asked for.
     Ctrl-C ends the run early and reports what was recorded.
     """
+    from phaseprof.launch.output import check_output
     from phaseprof.workload.generate import WorkloadPlan
 
     plan = WorkloadPlan(
@@ -130,7 +131,9 @@ def profile(
         raise UsageError("MODEL and --model-config exclude each other.", "Give one of them.")
     if threads is not None and threads < 1:
         raise UsageError(f"Threads: {threads} is less than 1.")
-    _check_output(output)
+    if output is not None:
+        # Said before the model is loaded; the trace's writer would say it after.
+        check_output(output)
     with TerminalProgress() as progress:
         progress("Loading torch and transformers")
         _use_threads(threads)
@@ -177,20 +180,6 @@ class _Subject:
 class _Result:
     report: PrintableReport
     outcome: WorkloadOutcome
-
-
-def _check_output(output: Path | None) -> None:
-    """Said before the model is loaded; the trace's writer would say it after."""
-    if output is None or not output.exists():
-        return
-    if not output.is_dir():
-        raise UsageError(f"{output} is a file.", "Give -o a new or empty folder.")
-    try:
-        taken = any(output.iterdir())
-    except OSError as error:
-        raise UsageError(f"{output} cannot be read: {error.strerror}.") from error
-    if taken:
-        raise UsageError(f"The folder {output} is not empty.", "Give -o a new or empty folder.")
 
 
 def _use_threads(threads: int | None) -> None:

@@ -101,11 +101,6 @@ class Recorder:
             )
             self._thread.start()
 
-    @property
-    def started(self) -> bool:
-        """Whether anything is written."""
-        return self._thread is not None
-
     def write_meta(self) -> None:
         """Write the meta file now; before the thread runs, or after `close`."""
         if self._writer is not None:
@@ -231,6 +226,8 @@ class Recorder:
     def _guard(self, step: Callable[[], None]) -> None:
         if self._broken:
             self._queue.clear()
+            # Nobody has to wait for what will not be written.
+            self._flushed.set()
             return
         try:
             step()

@@ -42,21 +42,9 @@ def prepare_output(asked: Path | None) -> OutputFolder:
     """
     if asked is None:
         return _default_folder()
+    check_output(asked)
     path = asked.absolute()
     if path.exists():
-        if not path.is_dir():
-            raise UsageError(f"{asked} is a file.", "Give -o a folder that is new or empty.")
-        try:
-            occupied = any(path.iterdir())
-        except OSError as error:
-            raise _not_writable(asked, error) from error
-        if occupied:
-            raise UsageError(
-                f"{asked} is not empty, and two runs in one folder could not be told apart.",
-                "Give -o a folder that is new or empty, or remove this one.",
-            )
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise _not_writable(asked, PermissionError(13, os.strerror(13)))
         return OutputFolder(path, ())
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -64,6 +52,31 @@ def prepare_output(asked: Path | None) -> OutputFolder:
     except OSError as error:
         raise _not_writable(asked, error) from error
     return OutputFolder(path, tuple(reversed(missing)))
+
+
+def check_output(asked: Path) -> None:
+    """See whether a folder can take a trace, without making it.
+
+    Raises:
+        UsageError: There is something there already.
+        TraceError: It cannot be read or written to.
+    """
+    path = asked.absolute()
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise UsageError(f"{asked} is a file.", "Give -o a folder that is new or empty.")
+    try:
+        occupied = any(path.iterdir())
+    except OSError as error:
+        raise _not_writable(asked, error) from error
+    if occupied:
+        raise UsageError(
+            f"The folder {asked} is not empty.",
+            "Give -o a folder that is new or empty, or remove this one: two runs in one could not be told apart.",
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise _not_writable(asked, PermissionError(13, os.strerror(13)))
 
 
 def _default_folder() -> OutputFolder:
