@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from phaseprof.phases import Phase
 from phaseprof.timers import Span
+from phaseprof.work.count import Source
 
 
 class Override(NamedTuple):
@@ -47,6 +48,8 @@ class PassSeen(NamedTuple):
         profiled: A costly collector ran.
         override: The label that the user gave; None without.
         error: Class name of the exception that ended the pass.
+        source: What the decoder of an encoder-decoder attends to beside its own tokens: a `Source`; None for another
+            model, or if it could not be read.
     """
 
     model_id: str
@@ -72,6 +75,7 @@ class PassSeen(NamedTuple):
     profiled: bool
     override: Override | None
     error: str | None
+    source: Source | None = None
 
 
 class GenerationBegan(NamedTuple):

@@ -86,6 +86,9 @@ class ForwardPass:
     kv_write_bytes: int | None
     dtype: str
     thread_id: int
+    kv_held_bytes: int | None = None
+    kv_allocated_bytes: int | None = None
+    cache_copy_bytes: int | None = None
     warmup: Warmup | None = None
     compiled: bool = False
     graph: bool = False

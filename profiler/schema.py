@@ -154,11 +154,42 @@ PASSES = TableSpec(
             "Floating-point operations of the pass in closed form (2 per multiply-add), padding included.",
             nullable=True,
         ),
-        Column("weight_bytes", _I64, "Bytes of weights that the pass has to read.", nullable=True),
         Column(
-            "kv_read_bytes", _I64, "Bytes of keys and values that attention reads.", nullable=True
+            "weight_bytes",
+            _I64,
+            "Bytes of weights that the pass has to read; of routed experts those that are expected to be.",
+            nullable=True,
         ),
-        Column("kv_write_bytes", _I64, "Bytes of keys and values that are added.", nullable=True),
+        Column(
+            "kv_read_bytes",
+            _I64,
+            "Bytes of keys, values and states that the pass reads.",
+            nullable=True,
+        ),
+        Column(
+            "kv_write_bytes",
+            _I64,
+            "Bytes of keys, values and states that the pass adds or renews.",
+            nullable=True,
+        ),
+        Column(
+            "kv_held_bytes",
+            _I64,
+            "Bytes of keys, values and states in the cache after the pass.",
+            nullable=True,
+        ),
+        Column(
+            "kv_allocated_bytes",
+            _I64,
+            "Bytes that the cache takes for them, empty slots included.",
+            nullable=True,
+        ),
+        Column(
+            "cache_copy_bytes",
+            _I64,
+            "Bytes that the cache reads and writes beyond that, copying itself as it grows or slides.",
+            nullable=True,
+        ),
         Column("dtype", _TEXT, "The dtype that the model computes in."),
         Column("thread_id", _I64, "Native id of the host thread that made the call."),
         Column(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from phaseprof.work.count import Source
+
 #: The names of the cache argument, newest first.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
@@ -125,3 +127,41 @@ def copy_mask(mask: Any) -> tuple[Any, bool]:
     if mask.device.type != "cpu":
         return None, True
     return (mask != 0).byte(), False
+
+
+def encoded_tokens(output: Any) -> tuple[int, int] | None:
+    """Rows and tokens that an encoder gave out, by its hidden states; None if it gave none of the shape (rows, tokens,
+    width). What it was given says less: features and pixels are joined to fewer tokens."""
+    if isinstance(output, dict):
+        states = dict.get(output, "last_hidden_state")
+    else:
+        states = output[0] if isinstance(output, tuple) and output else output
+    shape: tuple[int, ...] = getattr(states, "shape", ())
+    return (int(shape[0]), int(shape[1])) if len(shape) == 3 else None
+
+
+def source_is_new(cache: Any) -> bool:
+    """Whether the decoder of an encoder-decoder is about to project its source to keys and values: without a cache, and
+    as long as the cache holds none."""
+    updated = getattr(cache, "is_updated", None)
+    return not (isinstance(updated, dict) and any(updated.values()))
+
+
+def source_of(kwargs: Mapping[str, Any], output: Any, *, new: bool) -> Source | None:
+    """What the decoder of an encoder-decoder attended to; None if that cannot be read.
+
+    Args:
+        kwargs: Of the call.
+        output: Of the call.
+        new: What :func:`source_is_new` said before it.
+    """
+    given = kwargs.get("encoder_outputs")
+    states = None
+    if given is not None:
+        states = (
+            given[0] if isinstance(given, tuple | list) else dict.get(given, "last_hidden_state")
+        )
+    elif isinstance(output, dict):
+        states = dict.get(output, "encoder_last_hidden_state")
+    shape: tuple[int, ...] = getattr(states, "shape", ())
+    return Source(int(shape[1]), new, given is None) if len(shape) == 3 else None

@@ -17,10 +17,13 @@ from phaseprof.hooks.dynamo import graphs_compiled
 from phaseprof.hooks.inputs import (
     cache_of,
     cache_of_output,
+    encoded_tokens,
     first_position,
     logits_positions,
     mask_of,
     past_length,
+    source_is_new,
+    source_of,
     token_shape,
 )
 from phaseprof.hooks.models import ModelBook, SeenModel
@@ -136,6 +139,7 @@ def make_observer(
                     if past is None and track is not None:
                         past = track.end
             own = module.__dict__
+            source_new = model.encoder_decoder and source_is_new(given)
             fed = mask = None
             unread = False
             if generation is None:
@@ -181,7 +185,11 @@ def make_observer(
             if known:
                 try:
                     span = None if model.timer is None else model.timer.end(mark)
-                    layout = None
+                    layout = source = None
+                    if model.encoder:
+                        rows, query = encoded_tokens(output) or (rows, query)
+                    elif model.encoder_decoder:
+                        source = source_of(kwargs, output, new=source_new)
                     if given is None and output is not None:
                         given = cache_of_output(output)
                         if given is not None:
@@ -225,6 +233,7 @@ def make_observer(
                             flags.profiled,
                             here.override,
                             error,
+                            source,
                         )
                     )
                 except Exception as failure:

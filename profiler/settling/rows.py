@@ -141,6 +141,9 @@ class PassRows:
             weight_bytes=None if work is None else work.weight_bytes,
             kv_read_bytes=None if work is None else work.kv_read_bytes,
             kv_write_bytes=None if work is None else work.kv_write_bytes,
+            kv_held_bytes=None if work is None else work.kv_held_bytes,
+            kv_allocated_bytes=None if work is None else work.kv_allocated_bytes,
+            cache_copy_bytes=None if work is None else work.cache_copy_bytes,
             dtype=model.dtype,
             thread_id=event.thread_id,
             warmup=_warmup(event, tokens.phase, model),
@@ -179,6 +182,9 @@ class PassRows:
     def _work(self, event: PassSeen, past: int, model: _Model, *, masked: bool) -> Work | None:
         if model.cost is None or not model.cost.covered:
             return None
+        if model.cost.cross and event.source is None:
+            # What it attended to could not be read.
+            return None
         return count(
             model.cost,
             (Rows(past=past, query=event.query, sequences=event.rows),),
@@ -186,6 +192,7 @@ class PassRows:
             layout=self._layouts.get(event.cache, model.layout) if event.cache else None,
             cached=event.cache > 0,
             masked=masked,
+            source=event.source,
         )
 
 

@@ -6,9 +6,11 @@ trace can be analysed again without the model. `phaseprof.work.count` turns it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+_Group = TypeVar("_Group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,12 @@ class AttentionCost:
         kv_bytes_per_token: Bytes of keys and values that one token adds to one layer's cache, by the real cache once
             one was seen, before that by the dtype of the model.
         layer_indices: Which layers they are, in the order of the cache; empty if that was not recorded.
+        causal: A query attends to itself and what lies before it; False for an encoder, where it attends to all.
+        chunk_tokens: Chunked attention (Llama 4): a query attends to its own chunk of that many positions alone; None
+            for none.
+        expand_flops_per_token: FLOPs to turn one cached latent into keys and values again, in one layer. Spent in each
+            pass on every token that the cache holds, where it holds latents (MLA); 0 otherwise. What the tokens of the
+            pass take is in ``linear_flops_per_token``.
     """
 
     layers: int
@@ -35,10 +43,85 @@ class AttentionCost:
     window_tokens: int | None
     kv_bytes_per_token: int
     layer_indices: tuple[int, ...] = ()
+    causal: bool = True
+    chunk_tokens: int | None = None
+    expand_flops_per_token: int = 0
 
     @property
     def flops_per_pair(self) -> int:
         """FLOPs of one query x key pair in one layer: scores 2 Hq d_qk and values 2 Hq d_v."""
+        return 2 * self.query_heads * (self.qk_head_dim + self.v_head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsCost:
+    """A group of identical mixtures of experts. Shared experts and the router are no part of it: every token uses them,
+    so they count like any other linear layer.
+
+    Attributes:
+        layers: How many layers are like this.
+        experts: Routed experts of a layer, E.
+        top_k: Experts that each token is sent to, k.
+        expert_flops_per_token: FLOPs of one expert for one token.
+        expert_bytes: Bytes of the weights of one expert.
+    """
+
+    layers: int
+    experts: int
+    top_k: int
+    expert_flops_per_token: int
+    expert_bytes: int
+
+    def expected_distinct(self, tokens: int) -> float:
+        """Experts of one layer that so many tokens are sent to, if the router spreads them evenly:
+        ``E (1 - (1 - k/E)^tokens)``."""
+        return self.experts * (1 - (1 - self.top_k / self.experts) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StateCost:
+    """A group of identical layers that keep a state of constant size: state spaces, linear attention, short
+    convolutions.
+
+    Attributes:
+        layers: How many layers are like this.
+        flops_per_token: FLOPs of the recurrence for one token, without the linear layers around it.
+        state_bytes: Bytes of the state of one sequence in one layer, by the weights' dtype; a real cache tells better.
+        layer_indices: Which layers they are; empty if that was not recorded.
+    """
+
+    layers: int
+    flops_per_token: int
+    state_bytes: int
+    layer_indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttentionCost:
+    """A group of identical layers in which every query attends to all tokens of a source (an encoder's output).
+
+    Attributes:
+        layers: How many layers are like this.
+        query_heads: Hq.
+        qk_head_dim: Width of a query or key head.
+        v_head_dim: Width of a value head.
+        kv_flops_per_source_token: FLOPs to project one source token to keys and values, in one layer. Spent once, by
+            the pass that fills the cache (by every pass without one).
+        kv_weight_bytes: Weights of those projections, in one layer; read by the same passes.
+        kv_bytes_per_source_token: Keys and values of one source token in one layer.
+    """
+
+    layers: int
+    query_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+    kv_flops_per_source_token: int
+    kv_weight_bytes: int
+    kv_bytes_per_source_token: int
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOPs of one query x source token pair in one layer."""
         return 2 * self.query_heads * (self.qk_head_dim + self.v_head_dim)
 
 
@@ -52,7 +135,7 @@ class ModelCost:
         head_flops_per_token: The same for the output head, spent on positions that need logits only.
         attention: The attention layers, grouped.
         body_weight_bytes: Bytes of parameters that a pass reads whole, whatever its tokens: tied tensors once, without
-            output head and without lookup tables.
+            output head, lookup tables, routed experts and the projections of ``cross``.
         head_weight_bytes: Bytes of the output head (of the embedding table, where it is tied to it).
         lookup_bytes_per_token: Bytes of lookup-table rows (token and learned position embeddings) read for one token.
         parameter_bytes: All parameters, each storage once.
@@ -62,6 +145,13 @@ class ModelCost:
             entries here, no FLOPs or bytes are given.
         tied_lookup_bytes_per_token: The part of ``lookup_bytes_per_token`` whose table is the output head as well: a
             pass that computes the head reads those rows with it.
+        experts: The mixtures of experts, grouped.
+        states: The layers with a state of constant size, grouped.
+        cross: The layers that attend to a source, grouped.
+        encoder: The encoder of an encoder-decoder, for passes that run it inside; its tokens are the source's.
+        offloaded_bytes: The part of ``parameter_bytes`` that lies elsewhere between passes (on the host, on a disk)
+            and is brought for each of them.
+        counted: The FLOPs come from torch's counter on a stand-in without data, and not from a closed form.
     """
 
     linear_flops_per_token: int
@@ -75,6 +165,12 @@ class ModelCost:
     dtype: str
     not_covered: tuple[str, ...] = field(default=())
     tied_lookup_bytes_per_token: int = 0
+    experts: tuple[ExpertsCost, ...] = ()
+    states: tuple[StateCost, ...] = ()
+    cross: tuple[CrossAttentionCost, ...] = ()
+    encoder: ModelCost | None = None
+    offloaded_bytes: int = 0
+    counted: bool = False
 
     @property
     def covered(self) -> bool:
@@ -93,10 +189,18 @@ class ModelCost:
             KeyError, TypeError: If the data is not of that form.
         """
         fields = dict(data)
-        fields["attention"] = tuple(_attention_from_json(group) for group in fields["attention"])
+        fields["attention"] = _groups(AttentionCost, fields["attention"])
+        fields["experts"] = _groups(ExpertsCost, fields.get("experts", ()))
+        fields["states"] = _groups(StateCost, fields.get("states", ()))
+        fields["cross"] = _groups(CrossAttentionCost, fields.get("cross", ()))
         fields["not_covered"] = tuple(fields.get("not_covered", ()))
+        encoder = fields.get("encoder")
+        fields["encoder"] = None if encoder is None else cls.from_json(encoder)
         return cls(**fields)
 
 
-def _attention_from_json(data: Mapping[str, Any]) -> AttentionCost:
-    return AttentionCost(**{**data, "layer_indices": tuple(data.get("layer_indices", ()))})
+def _groups(kind: type[_Group], data: Iterable[Mapping[str, Any]]) -> tuple[_Group, ...]:
+    return tuple(
+        kind(**{k: tuple(v) if k == "layer_indices" else v for k, v in group.items()})
+        for group in data
+    )

@@ -4,18 +4,20 @@ With ``n = sequences x query`` tokens, over the rows of the batch::
 
     pairs(past, query)      = query past + query (query + 1) / 2
     flops                   = n linear + logits head + sum over layers of 2 Hq (d_qk + d_v) pairs
-    weight_bytes            = body + n lookup rows + the head, if it was computed
-    kv_read_bytes           = sum over layers of (tokens held + query) x bytes per token
-    kv_write_bytes          = sum over layers of query x bytes per token
+                              + n k expert + n recurrence + past x expansion of a latent
+    weight_bytes            = body + n lookup rows + the head, if it was computed + E (1 - (1 - k/E)^n) experts
+    kv_read_bytes           = sum over layers of (tokens held + query) x bytes per token, and the states
+    kv_write_bytes          = sum over layers of query x bytes per token, and the states
 
-A multiply-add is 2 FLOPs, a window w caps the pairs of each query at w. docs/work-model.md has the conventions and
-where the formulas come from.
+A multiply-add is 2 FLOPs, a window w caps the pairs of each query at w. With a source of S tokens a row there are
+query x S pairs more in each layer of cross attention. docs/work-model.md has the conventions and where the formulas
+come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from phaseprof.work.cost import ModelCost
@@ -38,14 +40,33 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What the queries of a pass attend to beside their own sequence: an encoder's output.
+
+    Attributes:
+        tokens: Slots of the source for each row.
+        projected: The pass projects the source to keys and values (the cache had none yet, or there is no cache).
+        encoded: The encoder ran inside the pass.
+    """
+
+    tokens: int
+    projected: bool
+    encoded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one forward pass computes and has to move. Fields are columns of the `passes` table.
 
     Attributes:
         flops: 2 for each multiply-add of linear layers, attention and output head.
-        weight_bytes: Weights that have to be read.
-        kv_read_bytes: Keys and values that attention reads; None if the cache is of a kind that is not covered.
-        kv_write_bytes: Keys and values that are added to the cache; None likewise.
+        weight_bytes: Weights that have to be read; of experts those that are expected to be.
+        kv_read_bytes: Keys, values and states that are read; None if the cache is of a kind that is not covered.
+        kv_write_bytes: Keys, values and states that are written; None likewise.
+        kv_held_bytes: Keys, values and states that the cache holds after the pass; 0 without one, None likewise.
+        kv_allocated_bytes: What the cache takes for them, empty slots included; None likewise.
+        cache_copy_bytes: What the cache reads and writes beyond that, since it copies itself as it grows; None
+            likewise.
         context_tokens: Sum over the rows of the KV length after the pass.
         attention_pairs: Exact causal query x key pairs over the rows, for a layer without a window.
     """
@@ -54,6 +75,9 @@ class Work:
     weight_bytes: int
     kv_read_bytes: int | None
     kv_write_bytes: int | None
+    kv_held_bytes: int | None
+    kv_allocated_bytes: int | None
+    cache_copy_bytes: int | None
     context_tokens: int
     attention_pairs: int
 
@@ -74,6 +98,18 @@ def pairs(past: int, query: int, window: int | None = None) -> int:
     return growing * past + growing * (growing + 1) // 2 + (query - growing) * window
 
 
+def chunked_pairs(past: int, query: int, chunk: int) -> int:
+    """Query x key pairs of one sequence in one layer of chunked attention: the query at position p attends to
+    ``p mod chunk + 1`` keys, those of its own chunk."""
+    return _chunked(past + query, chunk) - _chunked(past, chunk)
+
+
+def _chunked(positions: int, chunk: int) -> int:
+    """Pairs of the positions from 0 up to one."""
+    whole, rest = divmod(positions, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+
+
 def count(
     cost: ModelCost,
     rows: Sequence[Rows],
@@ -82,6 +118,7 @@ def count(
     layout: KvLayout | None,
     cached: bool = True,
     masked: bool = False,
+    source: Source | None = None,
 ) -> Work:
     """The work of one forward pass.
 
@@ -95,6 +132,7 @@ def count(
         masked: Attention is given an explicit mask even where a causal one would do (a padded batch, the eager
             implementation, transformers up to 5.10). Then a prefill into a new static cache reads all its slots, and
             not only those of the query.
+        source: What the layers of cross attention attend to; None: they are not run.
 
     Raises:
         ValueError: If the closed form does not hold for the model.
@@ -103,26 +141,131 @@ def count(
         raise ValueError(f"the model is not covered: {'; '.join(cost.not_covered)}")
     tokens = sum(r.query * r.sequences for r in rows)
     flops = cost.linear_flops_per_token * tokens + cost.head_flops_per_token * logits_tokens
-    for window, flops_per_pair in _attention(cost):
-        flops += flops_per_pair * sum(pairs(r.past, r.query, window) * r.sequences for r in rows)
-    weight_bytes = cost.body_weight_bytes + cost.lookup_bytes_per_token * tokens
-    if logits_tokens > 0:
-        # Rows of a tied table are read with it, once.
-        weight_bytes += cost.head_weight_bytes - cost.tied_lookup_bytes_per_token * tokens
-    read: int | None = None
-    write: int | None = None
-    if layout is None or layout.covered:
-        stores = _stores(cost, layout)
-        read = _read(stores, rows, cached=cached, masked=masked)
-        write = tokens * sum(store.bytes_per_token for store in stores) if cached else 0
-    return Work(
+    for shape, flops_per_pair in _attention(cost):
+        flops += flops_per_pair * sum(shape.pairs(r.past, r.query) * r.sequences for r in rows)
+    for state in cost.states:
+        flops += state.layers * state.flops_per_token * tokens
+    for experts in cost.experts:
+        flops += experts.layers * experts.top_k * experts.expert_flops_per_token * tokens
+    if cached:
+        flops += _expansion_flops(cost, rows)
+    work = Work(
         flops=flops,
-        weight_bytes=weight_bytes,
-        kv_read_bytes=read,
-        kv_write_bytes=write,
+        weight_bytes=_weight_bytes(cost, tokens, logits_tokens),
+        kv_read_bytes=None,
+        kv_write_bytes=None,
+        kv_held_bytes=None,
+        kv_allocated_bytes=None,
+        cache_copy_bytes=None,
         context_tokens=sum((r.past + r.query) * r.sequences for r in rows),
         attention_pairs=sum(pairs(r.past, r.query) * r.sequences for r in rows),
     )
+    if layout is None or layout.covered:
+        work = _with_kv(work, cost, layout, rows, cached=cached, masked=masked)
+    return work if source is None else _with_source(work, cost, layout, rows, source, cached=cached)
+
+
+def _weight_bytes(cost: ModelCost, tokens: int, logits_tokens: int) -> int:
+    size = cost.body_weight_bytes + cost.lookup_bytes_per_token * tokens
+    if logits_tokens > 0:
+        # Rows of a tied table are read with it, once.
+        size += cost.head_weight_bytes - cost.tied_lookup_bytes_per_token * tokens
+    for experts in cost.experts:
+        size += experts.layers * round(experts.expected_distinct(tokens) * experts.expert_bytes)
+    return size
+
+
+def _expansion_flops(cost: ModelCost, rows: Sequence[Rows]) -> int:
+    """Latents that a cache holds are expanded again in each pass."""
+    return sum(
+        group.layers * group.expand_flops_per_token * r.past * r.sequences
+        for group in cost.attention
+        if group.expand_flops_per_token
+        for r in rows
+    )
+
+
+def _with_kv(
+    work: Work,
+    cost: ModelCost,
+    layout: KvLayout | None,
+    rows: Sequence[Rows],
+    *,
+    cached: bool,
+    masked: bool,
+) -> Work:
+    stores = _stores(cost, layout)
+    read = _read(stores, rows, cached=cached, masked=masked)
+    if not cached:
+        return replace(
+            work,
+            kv_read_bytes=read,
+            kv_write_bytes=0,
+            kv_held_bytes=0,
+            kv_allocated_bytes=0,
+            cache_copy_bytes=0,
+        )
+    state = _state_bytes(cost, layout)
+    sequences = sum(r.sequences for r in rows)
+    # The first pass begins with an empty state, and reads none.
+    read += state * sum(r.sequences for r in rows if r.past)
+    write = sum(r.query * r.sequences for r in rows) * sum(s.bytes_per_token for s in stores)
+    return replace(
+        work,
+        kv_read_bytes=read,
+        kv_write_bytes=write + state * sequences,
+        kv_held_bytes=_sum(stores, rows, _Store.held_tokens) + state * sequences,
+        kv_allocated_bytes=_sum(stores, rows, _Store.allocated_tokens) + state * sequences,
+        cache_copy_bytes=_sum(stores, rows, _Store.copied_tokens),
+    )
+
+
+def _with_source(
+    work: Work,
+    cost: ModelCost,
+    layout: KvLayout | None,
+    rows: Sequence[Rows],
+    source: Source,
+    *,
+    cached: bool,
+) -> Work:
+    """Add cross attention, and the encoder if it ran inside."""
+    sequences = sum(r.sequences for r in rows)
+    tokens = source.tokens * sequences
+    queries = sum(r.query * r.sequences for r in rows)
+    flops, weights, size = work.flops, work.weight_bytes, 0
+    for cross in cost.cross:
+        flops += cross.layers * cross.flops_per_pair * queries * source.tokens
+        if source.projected:
+            flops += cross.layers * cross.kv_flops_per_source_token * tokens
+            weights += cross.layers * cross.kv_weight_bytes
+        size += cross.layers * cross.kv_bytes_per_source_token
+    if layout is not None and layout.cross_bytes_per_token:
+        size = layout.cross_bytes_per_token
+    if source.encoded and cost.encoder is not None:
+        inside = count(
+            cost.encoder,
+            (Rows(0, source.tokens, sequences),),
+            logits_tokens=0,
+            layout=None,
+            cached=False,
+        )
+        flops += inside.flops
+        weights += inside.weight_bytes
+    held = size * tokens if cached else 0
+    return replace(
+        work,
+        flops=flops,
+        weight_bytes=weights,
+        kv_read_bytes=_plus(work.kv_read_bytes, size * tokens),
+        kv_write_bytes=_plus(work.kv_write_bytes, held if source.projected else 0),
+        kv_held_bytes=_plus(work.kv_held_bytes, held),
+        kv_allocated_bytes=_plus(work.kv_allocated_bytes, held),
+    )
+
+
+def _plus(figure: int | None, more: int) -> int | None:
+    return None if figure is None else figure + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +291,40 @@ class _Store:
             return query
         return self.allocated
 
+    def held_tokens(self, past: int, query: int) -> int:
+        """Tokens of one sequence that the layer keeps after the pass."""
+        if self.window is None:
+            return past + query
+        if self.allocated is not None:
+            return min(past + query, self.allocated)
+        return min(past + query, max(self.window - 1, 0))
+
+    def allocated_tokens(self, past: int, query: int) -> int:
+        """Slots of one sequence that the layer takes after the pass."""
+        return self.held_tokens(past, query) if self.allocated is None else self.allocated
+
+    def copied_tokens(self, past: int, query: int) -> int:
+        """Tokens of one sequence that the layer's `update` reads and writes beside those of the query: a growing layer
+        is joined with the query into a new tensor; a full sliding one is moved along and copied back."""
+        if self.allocated is None:
+            return 2 * (past if self.window is None else min(past, max(self.window - 1, 0)))
+        if self.window is None or past == 0 or past + query <= self.allocated:
+            return 0
+        if past < self.allocated:
+            return 2 * past + 2 * self.allocated
+        moved = self.allocated if query == 1 else self.allocated - 1
+        return 2 * moved + 2 * self.allocated
+
+
+def _sum(
+    stores: Iterable[_Store], rows: Sequence[Rows], tokens: Callable[[_Store, int, int], int]
+) -> int:
+    """Bytes over all stores and rows, by a figure in tokens."""
+    return sum(
+        store.bytes_per_token * sum(tokens(store, r.past, r.query) * r.sequences for r in rows)
+        for store in stores
+    )
+
 
 def _read(stores: Iterable[_Store], rows: Sequence[Rows], *, cached: bool, masked: bool) -> int:
     return sum(
@@ -160,15 +337,38 @@ def _read(stores: Iterable[_Store], rows: Sequence[Rows], *, cached: bool, maske
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What a query may attend to."""
+
+    window: int | None
+    chunk: int | None
+    causal: bool
+
+    def pairs(self, past: int, query: int) -> int:
+        """Query x key pairs of one sequence."""
+        if not self.causal:
+            return query * (past + query)
+        if self.chunk is not None:
+            return chunked_pairs(past, query, self.chunk)
+        return pairs(past, query, self.window)
+
+
 @lru_cache(maxsize=64)
-def _attention(cost: ModelCost) -> tuple[tuple[int | None, int], ...]:
-    """(window, FLOPs for each pair summed over the layers with it)."""
-    merged: dict[int | None, int] = {}
+def _attention(cost: ModelCost) -> tuple[tuple[_Reach, int], ...]:
+    """(reach, FLOPs for each pair summed over the layers with it)."""
+    merged: dict[_Reach, int] = {}
     for group in cost.attention:
-        merged[group.window_tokens] = (
-            merged.get(group.window_tokens, 0) + group.layers * group.flops_per_pair
-        )
+        reach = _Reach(group.window_tokens, group.chunk_tokens, group.causal)
+        merged[reach] = merged.get(reach, 0) + group.layers * group.flops_per_pair
     return tuple(merged.items())
+
+
+def _state_bytes(cost: ModelCost, layout: KvLayout | None) -> int:
+    """Bytes of the states of one sequence over all layers: of the real cache, once one was seen."""
+    if layout is not None:
+        return layout.state_bytes
+    return sum(state.layers * state.state_bytes for state in cost.states)
 
 
 @lru_cache(maxsize=64)

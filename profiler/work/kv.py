@@ -59,10 +59,15 @@ class KvLayout:
     Attributes:
         groups: Empty if the layout is not covered.
         not_covered: Why the bytes of this cache are not known, one clause each; empty when they are.
+        state_bytes: Bytes of the states of constant size (state spaces, linear attention) of one sequence, over all
+            layers.
+        cross_bytes_per_token: Bytes of keys and values of one token of a source, over all layers of cross attention.
     """
 
     groups: tuple[KvGroup, ...]
     not_covered: tuple[str, ...] = ()
+    state_bytes: int = 0
+    cross_bytes_per_token: int = 0
 
     @property
     def covered(self) -> bool:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phaseprof.work.cost import AttentionCost, ModelCost
-from phaseprof.work.count import Rows, Work, count, pairs
+from phaseprof.work.cost import (
+    AttentionCost,
+    CrossAttentionCost,
+    ExpertsCost,
+    ModelCost,
+    StateCost,
+)
+from phaseprof.work.count import Rows, Source, Work, chunked_pairs, count, pairs
 from phaseprof.work.kv import KvGroup, KvLayout
 
 TOKENS = st.integers(min_value=0, max_value=40)
@@ -77,6 +84,10 @@ def test_prefill_by_hand() -> None:
         weight_bytes=10_100 + 2_000 + 12 * 20,
         kv_read_bytes=12 * 5 * 96,
         kv_write_bytes=12 * 5 * 96,
+        # Full layers keep all 6 tokens of a row, sliding ones the 3 that the next query can see.
+        kv_held_bytes=2 * 96 * (3 * 6 + 2 * 3),
+        kv_allocated_bytes=2 * 96 * (3 * 6 + 2 * 3),
+        cache_copy_bytes=0,
         context_tokens=12,
         attention_pairs=42,
     )
@@ -90,6 +101,10 @@ def test_decode_by_hand() -> None:
         weight_bytes=10_100 + 2_000 + 4 * 20,
         kv_read_bytes=4 * 96 * (3 * 11 + 2 * 4),
         kv_write_bytes=4 * 96 * 5,
+        kv_held_bytes=4 * 96 * (3 * 11 + 2 * 3),
+        kv_allocated_bytes=4 * 96 * (3 * 11 + 2 * 3),
+        # What is held is read and written once more, as the new token is joined to it.
+        cache_copy_bytes=4 * 96 * 2 * (3 * 10 + 2 * 3),
         context_tokens=44,
         attention_pairs=44,
     )
@@ -155,6 +170,28 @@ def test_static_layers_are_read_by_their_slots(
     assert work.kv_write_bytes == 96 * 5 * query
 
 
+@pytest.mark.parametrize(
+    ("past", "query", "held", "copied"),
+    [
+        (0, 3, 3, 0),
+        (0, 7, 4, 0),
+        (2, 1, 3, 0),
+        # It fills up: its 2 tokens and the query are joined (2 read, 2 written), the last 4 are copied back.
+        (2, 3, 4, 12),
+        # Full: all 4 slots are moved along and copied back.
+        (9, 1, 4, 16),
+        # Full, several tokens: the 3 that stay in reach are joined with them, and 4 copied back.
+        (9, 3, 4, 14),
+    ],
+)
+def test_a_sliding_static_layer_moves_along(past: int, query: int, held: int, copied: int) -> None:
+    layout = static(slots=16, window=4)
+    work = count(UNTIED, [Rows(past, query, 1)], logits_tokens=1, layout=layout)
+    assert work.kv_held_bytes == 96 * (3 * (past + query) + 2 * held)
+    assert work.kv_allocated_bytes == 96 * (3 * 16 + 2 * 4)
+    assert work.cache_copy_bytes == 96 * 2 * copied
+
+
 def test_with_a_mask_a_static_prefill_reads_every_slot() -> None:
     layout = static(slots=16, window=4)
     work = count(UNTIED, [Rows(0, 3, 1)], logits_tokens=1, layout=layout, masked=True)
@@ -174,6 +211,128 @@ def test_an_unknown_cache_leaves_kv_bytes_open() -> None:
     work = count(UNTIED, [Rows(10, 1, 1)], logits_tokens=1, layout=layout)
     assert work.kv_read_bytes is None and work.kv_write_bytes is None
     assert work.flops > 0
+
+
+EXPERTS = ExpertsCost(layers=3, experts=8, top_k=2, expert_flops_per_token=700, expert_bytes=1_000)
+MOE = replace(UNTIED, experts=(EXPERTS,))
+
+
+def test_each_token_is_sent_to_k_experts_and_reads_those_it_meets() -> None:
+    one = count(MOE, [Rows(10, 1, 1)], logits_tokens=1, layout=None)
+    plain = count(UNTIED, [Rows(10, 1, 1)], logits_tokens=1, layout=None)
+    assert one.flops - plain.flops == 3 * 2 * 700
+    assert one.weight_bytes - plain.weight_bytes == 3 * 2 * 1_000
+    # Two tokens meet 8 (1 - (3/4)^2) = 3.5 of 8 experts, many tokens all of them.
+    two = count(MOE, [Rows(10, 1, 2)], logits_tokens=2, layout=None)
+    assert two.weight_bytes - count(
+        UNTIED, [Rows(10, 1, 2)], logits_tokens=2, layout=None
+    ).weight_bytes == round(3 * 3.5 * 1_000)
+    many = count(MOE, [Rows(0, 500, 2)], logits_tokens=2, layout=None)
+    assert (
+        many.flops - count(UNTIED, [Rows(0, 500, 2)], logits_tokens=2, layout=None).flops
+        == 1_000 * 3 * 2 * 700
+    )
+    assert many.weight_bytes == UNTIED.body_weight_bytes + 2_000 + 1_000 * 20 + 3 * 8 * 1_000
+
+
+def test_a_state_is_read_and_written_whole_whatever_its_past() -> None:
+    cost = replace(
+        UNTIED, attention=(), states=(StateCost(layers=4, flops_per_token=300, state_bytes=5_000),)
+    )
+    first = count(cost, [Rows(0, 6, 2)], logits_tokens=2, layout=None)
+    assert first.flops == 12 * (10_000 + 4 * 300) + 2 * 2_000
+    assert (first.kv_read_bytes, first.kv_write_bytes) == (0, 2 * 4 * 5_000)
+    for past in (6, 6_000):
+        later = count(cost, [Rows(past, 1, 2)], logits_tokens=2, layout=None)
+        assert (later.kv_read_bytes, later.kv_write_bytes) == (2 * 4 * 5_000, 2 * 4 * 5_000)
+        assert later.kv_held_bytes == later.kv_allocated_bytes == 2 * 4 * 5_000
+        assert later.cache_copy_bytes == 0
+    # The real cache knows better than the weights.
+    real = count(cost, [Rows(6, 1, 2)], logits_tokens=2, layout=KvLayout((), state_bytes=7_000))
+    assert real.kv_read_bytes == 2 * 7_000
+
+
+CROSS = CrossAttentionCost(
+    layers=2,
+    query_heads=4,
+    qk_head_dim=8,
+    v_head_dim=8,
+    kv_flops_per_source_token=900,
+    kv_weight_bytes=450,
+    kv_bytes_per_source_token=64,
+)
+
+
+def test_every_query_attends_to_the_whole_source() -> None:
+    cost = replace(UNTIED, cross=(CROSS,))
+    rows = [Rows(0, 1, 2)]
+    plain = count(UNTIED, rows, logits_tokens=2, layout=None)
+    first = count(cost, rows, logits_tokens=2, layout=None, source=Source(7, True, False))
+    # 7 pairs a row and layer of 2 * 4 * (8 + 8) = 128 FLOPs; the 14 source tokens are projected once.
+    assert first.flops - plain.flops == 2 * (128 * 7 * 2 + 900 * 14)
+    assert first.weight_bytes - plain.weight_bytes == 2 * 450
+    assert (first.kv_write_bytes or 0) - (plain.kv_write_bytes or 0) == 2 * 64 * 14
+    later = count(cost, rows, logits_tokens=2, layout=None, source=Source(7, False, False))
+    assert later.flops - plain.flops == 2 * 128 * 7 * 2
+    assert later.weight_bytes == plain.weight_bytes
+    assert later.kv_write_bytes == plain.kv_write_bytes
+    assert (later.kv_read_bytes or 0) - (plain.kv_read_bytes or 0) == 2 * 64 * 14
+    assert (later.kv_held_bytes or 0) - (plain.kv_held_bytes or 0) == 2 * 64 * 14
+
+
+def test_an_encoder_attends_in_both_directions_and_counts_where_it_runs() -> None:
+    encoder = replace(
+        UNTIED,
+        attention=(replace(FULL, causal=False),),
+        head_flops_per_token=0,
+        head_weight_bytes=0,
+    )
+    alone = count(encoder, [Rows(0, 7, 2)], logits_tokens=0, layout=None, cached=False)
+    assert alone.flops == 14 * 10_000 + 3 * 192 * 49 * 2
+    cost = replace(UNTIED, cross=(CROSS,), encoder=encoder)
+    rows = [Rows(0, 1, 2)]
+    outside = count(cost, rows, logits_tokens=2, layout=None, source=Source(7, True, False))
+    inside = count(cost, rows, logits_tokens=2, layout=None, source=Source(7, True, True))
+    assert inside.flops - outside.flops == alone.flops
+    assert inside.weight_bytes - outside.weight_bytes == alone.weight_bytes
+
+
+def test_latents_of_the_past_are_expanded_again() -> None:
+    latent = replace(FULL, layers=5, expand_flops_per_token=60)
+    cost = replace(UNTIED, attention=(latent,))
+    plain = replace(UNTIED, attention=(replace(FULL, layers=5),))
+    rows = [Rows(10, 3, 2)]
+    more = count(cost, rows, logits_tokens=2, layout=None).flops
+    assert more - count(plain, rows, logits_tokens=2, layout=None).flops == 5 * 60 * 10 * 2
+    # Without a cache nothing was kept, and nothing is expanded twice.
+    alone = [
+        count(c, rows, logits_tokens=2, layout=None, cached=False).flops for c in (cost, plain)
+    ]
+    assert alone[0] == alone[1]
+
+
+@given(past=TOKENS, query=TOKENS, chunk=st.integers(1, 12))
+def test_chunked_attention_stays_in_its_chunk(past: int, query: int, chunk: int) -> None:
+    brute = sum(
+        1
+        for q in range(past, past + query)
+        for k in range(past + query)
+        if k <= q and k // chunk == q // chunk
+    )
+    assert chunked_pairs(past, query, chunk) == brute
+
+
+def test_a_cost_survives_json_with_all_its_parts() -> None:
+    cost = replace(
+        MOE,
+        attention=(replace(FULL, layer_indices=(0, 2), chunk_tokens=8),),
+        states=(StateCost(1, 2, 3, (1,)),),
+        cross=(CROSS,),
+        encoder=UNTIED,
+        offloaded_bytes=9,
+        counted=True,
+    )
+    assert ModelCost.from_json(json.loads(json.dumps(cost.to_json()))) == cost
 
 
 def test_a_model_that_is_not_covered_is_not_counted() -> None:
