@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phaseprof.work.modules import Matrix, class_name, matrix_of
+from phaseprof.work.parts import NotCovered
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,10 +24,6 @@ _OUTPUT = ("o_proj", "out_proj", "dense", "c_proj", "attn_out")
 _MLA = ("kv_a_proj_with_mqa", "kv_b_proj", "q_a_proj", "kv_a_proj")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _HEAD_DIM = ("head_dim", "head_size", "attention_head_size")
-
-
-class NotCovered(Exception):
-    """The closed form does not hold; the message says why, in one clause."""
 
 
 @dataclass(frozen=True, slots=True)
