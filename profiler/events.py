@@ -25,7 +25,8 @@ class PassSeen(NamedTuple):
 
     Attributes:
         model_id: The model.
-        generation: Number of the generate call that it belongs to; 0 in a hand-written loop.
+        generation: Number of the generate call that it belongs to; 0 in a hand-written loop; negative inside the logits
+            processors and stopping criteria of the call of that number.
         thread_id: Native id of the thread.
         start_ns, end_ns: Monotonic clock.
         span: Device time, resolved later; None if the device has none of its own.
@@ -106,6 +107,7 @@ class PromptKnown(NamedTuple):
         end_ids: Token ids after which a row of the batch is only padding; empty where rows never are.
         max_output: Tokens that may be generated for a row; None if not known.
         speculative: Passes verify drafts.
+        custom: The decoding function is the user's own.
     """
 
     generation: int
@@ -116,6 +118,19 @@ class PromptKnown(NamedTuple):
     end_ids: tuple[int, ...]
     max_output: int | None
     speculative: bool
+    custom: bool = False
+
+
+class RowsEnded(NamedTuple):
+    """Rows of a generate call were ended by a stopping criterion: what is computed for them from now on is padding.
+
+    Attributes:
+        generation: Its number.
+        rows: The rows; None if they could not be read without making the device wait.
+    """
+
+    generation: int
+    rows: tuple[int, ...] | None
 
 
 class GenerationEnded(NamedTuple):
@@ -165,4 +180,6 @@ class CacheGone(NamedTuple):
 #: The fields of a `PassSeen` in their order: a plain tuple costs the hot path less to make.
 RawPass = tuple[Any, ...]
 
-Event = PassSeen | GenerationBegan | PromptKnown | GenerationEnded | ModelSeen | CacheGone
+Event = (
+    PassSeen | GenerationBegan | PromptKnown | RowsEnded | GenerationEnded | ModelSeen | CacheGone
+)

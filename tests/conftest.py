@@ -15,6 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _is_ours(function: object) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and "hooks/" in code.co_filename
+
+
 def _hooks_left() -> list[str]:
     """What of phaseprof is still attached to this process, in words."""
     left = []
@@ -24,9 +29,13 @@ def _hooks_left() -> list[str]:
     generation = sys.modules.get("transformers.generation.utils")
     if generation is not None:
         for name, value in vars(generation.GenerationMixin).items():
-            code = getattr(value, "__code__", None)
-            if code is not None and "hooks/generate.py" in code.co_filename:
+            if _is_ours(value):
                 left.append(f"GenerationMixin.{name} is wrapped")
+        left += [
+            f"{owner.__name__}.__call__ is wrapped"
+            for owner in (generation.LogitsProcessorList, generation.StoppingCriteriaList)
+            if _is_ours(vars(owner)["__call__"])
+        ]
     session = sys.modules.get("phaseprof.session")
     if session is not None:
         if session.current() is not None:

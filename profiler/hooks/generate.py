@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from phaseprof.events import Event, GenerationBegan, GenerationEnded, PromptKnow
 from phaseprof.hooks.inputs import cache_of, copy_mask, past_length
 from phaseprof.hooks.models import ModelBook
 from phaseprof.hooks.patching import Patch
+from phaseprof.hooks.processors import ProcessorsHook
 from phaseprof.hooks.state import CacheBook, Generation, ThreadState
 
 
@@ -47,7 +49,16 @@ class GenerateHook:
         self._state = state
         self._failed = failed
         self._numbers = itertools.count(1)
-        self.active = True
+        self._processors = ProcessorsHook(emit=emit, state=state, failed=failed)
+
+    @property
+    def active(self) -> bool:
+        """Set to False, the wrappers that somebody else still holds hand calls on."""
+        return self._processors.active
+
+    @active.setter
+    def active(self, active: bool) -> None:
+        self._processors.active = active
 
     def patches(self, mixin: type) -> list[Patch]:
         """Wrap the seams of a `GenerationMixin`; one that this version lacks is left out."""
@@ -56,7 +67,10 @@ class GenerateHook:
             patches.append(Patch(mixin, "_prefill", self._wrap_prefill))
         if hasattr(mixin, "_assisted_decoding"):
             patches.append(Patch(mixin, "_assisted_decoding", self._wrap_assisted))
-        return patches
+        names = vars(sys.modules[mixin.__module__])
+        return patches + self._processors.patches(
+            mixin, names.get("LogitsProcessorList"), names.get("StoppingCriteriaList")
+        )
 
     def _wrap_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -66,6 +80,9 @@ class GenerateHook:
             here = self._state.here
             outer = here.generation
             generation = Generation(next(self._numbers), model, outer)
+            custom = kwargs.get("custom_generate")
+            if callable(custom):
+                kwargs["custom_generate"] = self._wrap_custom(custom)
             self._began(generation)
             here.generation = generation
             try:
@@ -106,6 +123,18 @@ class GenerateHook:
 
         return _assisted_decoding
 
+    def _wrap_custom(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a decoding function of the user's own for one call: generate hands it the prompt."""
+
+        # generate asks it for its parameters: inspect.signature follows `__wrapped__`.
+        @functools.wraps(original)
+        def decode(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            config = kwargs.get("generation_config")
+            self._prompt(model, input_ids, config, kwargs, speculative=False, custom=True)
+            return original(model, input_ids, *args, **kwargs)
+
+        return decode
+
     def _began(self, generation: Generation) -> None:
         try:
             seen = self._models.find(generation.model, None)
@@ -126,7 +155,14 @@ class GenerateHook:
             self._failed("recording the end of generate", failure)
 
     def _prompt(
-        self, model: Any, input_ids: Any, config: Any, model_kwargs: Any, *, speculative: bool
+        self,
+        model: Any,
+        input_ids: Any,
+        config: Any,
+        model_kwargs: Any,
+        *,
+        speculative: bool,
+        custom: bool = False,
     ) -> None:
         generation = self._state.here.generation
         if generation is None or not self.active:
@@ -138,6 +174,7 @@ class GenerateHook:
             expanded = max(beams, getattr(config, "num_return_sequences", 1) or 1)
             if beams == 1 and input_ids.shape[0] > 1:
                 generation.end_ids = _end_ids(config)
+                generation.rows_end_apart = True
             limit = getattr(config, "max_length", None)
             fed = input_ids.shape[1]
             self._emit(
@@ -150,6 +187,7 @@ class GenerateHook:
                     end_ids=generation.end_ids,
                     max_output=limit - fed if isinstance(limit, int) else None,
                     speculative=speculative,
+                    custom=custom,
                 )
             )
         except Exception as failure:

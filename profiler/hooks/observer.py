@@ -148,6 +148,8 @@ def make_observer(
             elif rows > 1 and generation.end_ids and ids is not None:
                 # The loop makes new ids for each step: these stay as they are until they are read.
                 fed = ids if ids.device.type == "cpu" else None
+            elif query > 1 and generation.number < 0 and not model.encoder:
+                mask, unread = mask_of(kwargs, rows, (past or 0) + query)
             logits = 0
             if model.has_head:
                 # One position, whether it is the only one or the last one, is what most passes ask for.

@@ -22,9 +22,23 @@ class Generation:
         end_ids: Set once the prompt is known; read for each pass of several rows.
         speculative: It verifies drafts; a call nested in it drafts.
         slots: Slots in its cache at its end, where it verified drafts.
+        processors: Its logits processors, if one of them may call a model.
+        criteria: Its stopping criteria, if one of them is not a plain limit.
+        rows_end_apart: It has several rows, each of which ends for itself.
     """
 
-    __slots__ = ("end_ids", "model", "number", "parent", "slots", "speculative")
+    __slots__ = (
+        "_guest",
+        "criteria",
+        "end_ids",
+        "model",
+        "number",
+        "parent",
+        "processors",
+        "rows_end_apart",
+        "slots",
+        "speculative",
+    )
 
     def __init__(self, number: int, model: Any, parent: Generation | None) -> None:
         self.number = number
@@ -33,6 +47,17 @@ class Generation:
         self.end_ids: tuple[int, ...] = ()
         self.speculative = False
         self.slots: int | None = None
+        self.processors: Any = None
+        self.criteria: Any = None
+        self.rows_end_apart = False
+        self._guest: Generation | None = None
+
+    def guest(self) -> Generation:
+        """What passes belong to that run inside its processors and criteria: its number, negative. No model generates
+        in it, so that each is judged as outside of generate."""
+        if self._guest is None:
+            self._guest = Generation(-self.number, None, self)
+        return self._guest
 
 
 class ThreadFacts:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from phaseprof.events import GenerationBegan, GenerationEnded, PassSeen, PromptKnown
+from phaseprof.events import GenerationBegan, GenerationEnded, PassSeen, PromptKnown, RowsEnded
 from phaseprof.phases import Role, TagSource
 from phaseprof.records import ForwardPass
 from phaseprof.requests import Served
@@ -24,6 +24,10 @@ class Generation:
         served: Its requests, once the prompt is known.
         known: Its prompt.
         verifying: The verification whose accepted drafts the next pass tells, and the slots after it.
+        cache: Number of its cache, as of the last pass; None before the first.
+        draft_prompts: The prompt of each draft model, in its own tokens: that of its first call.
+        drafters: Modules that draft for it without a generate call of their own (heads for several tokens).
+        unread: Rows may have ended that could not be read.
     """
 
     began: GenerationBegan
@@ -32,6 +36,10 @@ class Generation:
     served: Served | None = None
     known: PromptKnown | None = None
     verifying: tuple[ForwardPass, int] | None = None
+    cache: int | None = None
+    draft_prompts: dict[str, int] = field(default_factory=dict)
+    drafters: dict[str, Served] = field(default_factory=dict)
+    unread: bool = False
 
 
 class Generations:
@@ -64,19 +72,49 @@ class Generations:
             return
         parent = self._running.get(generation.began.parent)
         prompt = event.prompt
-        if parent is not None and parent.known is not None:
-            # What the call around it has generated is not a prompt for the draft model either.
-            prompt = min(prompt, parent.known.prompt)
+        goes_on = False
+        if parent is not None:
+            # What has been generated since its first call is not a prompt for the draft model either.
+            prompts, model_id = parent.draft_prompts, generation.began.model_id
+            goes_on = model_id in prompts
+            prompt = min(prompt, prompts.setdefault(model_id, prompt))
         generation.known = event._replace(prompt=prompt)
+        generation.cache = None
         ids = request_ids(generation.prefix, event.rows, event.sequences_per_request)
-        self._serve(
-            generation,
-            Batch(ids, prompt=prompt, padding=padding_of(event.mask)),
-            max_output=event.max_output,
-        )
+        batch = Batch(ids, prompt=prompt, padding=padding_of(event.mask))
+        # What a draft model finds in its cache in later calls, it has computed for this request.
+        batch.passes = int(goes_on)
+        self._serve(generation, batch, max_output=event.max_output)
+
+    def rows_ended(self, event: RowsEnded) -> None:
+        """A stopping criterion ended rows of a call."""
+        generation = self._running.get(event.generation)
+        if generation is None or generation.served is None:
+            return
+        if event.rows is None:
+            generation.unread = True
+        else:
+            generation.served.batch.finished.update(event.rows)
+
+    def owns(self, event: PassSeen, generation: Generation) -> bool:
+        """Whether a pass within a call serves its request, or drafts for it. A pass of another model, or on another
+        cache, that runs between its steps (to guide it, to judge it) does not.
+
+        A decoding function of the user's own may change its cache; one that goes on where the last pass ended is
+        its own anyway."""
+        known, served = generation.known, generation.served
+        if event.model_id != generation.began.model_id:
+            return known is not None and known.speculative
+        if known is None or served is None or known.custom or generation.cache is None:
+            return True
+        return event.cache == generation.cache or past_of(event, served) == served.batch.end
 
     def passed(self, event: PassSeen, ids: PassIds, generation: Generation) -> None:
         """A pass of a call."""
+        if event.model_id != generation.began.model_id:
+            self._drafted(event, ids, generation)
+            return
+        generation.cache = event.cache
         past = past_of(event, generation.served)
         served = generation.served
         if served is None:
@@ -89,7 +127,8 @@ class Generations:
             served.batch.finished.clear()
         self._settle(generation, past)
         known = generation.known
-        if known is not None and known.end_ids and past >= known.prompt and event.fed is None:
+        unseen = known is not None and known.end_ids and event.fed is None
+        if known is not None and (unseen or generation.unread) and past >= known.prompt:
             # The ids lie on the device: which rows have ended was not read.
             event = event._replace(mask_unread=True)
             self.padding_unread = True
@@ -122,6 +161,18 @@ class Generations:
                 error=event.error is not None,
                 known_end=True,
             )
+
+    def _drafted(self, event: PassSeen, ids: PassIds, generation: Generation) -> None:
+        """A pass of a module that drafts for a call: it reads the prompt, too."""
+        served = generation.drafters.get(event.model_id)
+        if served is None:
+            prompt = generation.known.prompt if generation.known is not None else event.query
+            batch = Batch(request_ids(generation.prefix, event.rows), prompt=prompt)
+            served = Served(batch, event.model_id, event.start_ns, hidden=True)
+            generation.drafters[event.model_id] = served
+        past = past_of(event, served)
+        tag = Tag(TagSource.GENERATE, role=Role.DRAFT)
+        self._serving.serve(event, ids, served, tag, past=past)
 
     def _serve(self, generation: Generation, batch: Batch, *, max_output: int | None) -> Served:
         generation.served = Served(

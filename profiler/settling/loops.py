@@ -55,9 +55,12 @@ class _Loop:
     served: Served
     turn: int = 0
     pending: _Pending | None = None
+    #: The generate call inside which it runs (guidance); 0 if none. It serves no request of a user's then.
+    guest_of: int = 0
 
 
-#: Model and cache; or model, None and thread for a loop without a cache.
+#: Model and cache; or model, None and thread for a loop without a cache, or the negative number of the generate call
+#: that it is a guest of.
 _Key = tuple[str, int | None, int]
 
 
@@ -68,8 +71,25 @@ class Loops:
         self._serving = serving
         self._loops: dict[_Key, _Loop] = {}
 
-    def passed(self, event: PassSeen, ids: PassIds) -> None:
-        """A pass on a cache."""
+    def passed(self, event: PassSeen, ids: PassIds, guest_of: int = 0) -> None:
+        """A pass outside of generate; or inside it, for something else than its request.
+
+        Args:
+            event: The pass.
+            ids: Its numbers.
+            guest_of: The generate call inside which it ran; 0 if none.
+        """
+        if event.cache:
+            self._passed_cached(event, ids, guest_of)
+        else:
+            self._passed_uncached(event, ids, guest_of)
+
+    def generation_ended(self, number: int, now_ns: int) -> None:
+        """A generate call ended: so did its guests."""
+        for key in [key for key, loop in self._loops.items() if loop.guest_of == number]:
+            self._close(self._loops.pop(key), now_ns)
+
+    def _passed_cached(self, event: PassSeen, ids: PassIds, guest_of: int) -> None:
         key = (event.model_id, event.cache, 0)
         loop = self._loops.get(key)
         past = past_of(event, loop.served if loop else None)
@@ -78,7 +98,7 @@ class Loops:
         earlier = self._serving.on_cache.get(event.cache)
         kind = kind_of(earlier, past, event.query)
         if loop is None:
-            loop = self._begin(key, f"{self._serving.process}.c{event.cache}", event, past)
+            loop = self._begin(key, f"c{event.cache}", event, past, guest_of)
             if kind is not LoopPass.TURN:
                 # The loop goes on where a generate call stopped, or where nobody was watching.
                 loop.served.batch.prompt = earlier.prompt if earlier else past
@@ -93,12 +113,12 @@ class Loops:
             loop.served.batch.prompt = past + event.query
         self._serve(loop, event, ids, past, TagSource.CACHE)
 
-    def passed_uncached(self, event: PassSeen, ids: PassIds) -> None:
+    def _passed_uncached(self, event: PassSeen, ids: PassIds, guest_of: int) -> None:
         """A pass without a cache: one that is a token longer than the last computes that one again."""
-        key = (event.model_id, None, event.thread_id)
+        key = (event.model_id, None, -guest_of or event.thread_id)
         loop = self._loops.get(key)
         if loop is None:
-            loop = self._begin(key, f"{self._serving.process}.n{event.thread_id}", event, 0)
+            loop = self._begin(key, f"n{event.thread_id}", event, 0, guest_of)
         elif (
             len(loop.served.batch.request_ids) != event.rows
             or event.query != loop.served.batch.end + 1
@@ -172,9 +192,12 @@ class Loops:
             batch.advance(past=pending.past, query=event.query, cached=True)
             loop.served.yielded(event.end_ns, outcome.accepted_tokens + 1)
 
-    def _begin(self, key: _Key, prefix: str, event: PassSeen, past: int) -> _Loop:
+    def _begin(self, key: _Key, name: str, event: PassSeen, past: int, guest_of: int) -> _Loop:
+        host = f"{self._serving.process}.g{guest_of}" if guest_of else self._serving.process
+        prefix = f"{host}.{name}"
         batch = _turn_batch(f"{prefix}.t0", event, past)
-        loop = _Loop(prefix, Served(batch, event.model_id, event.start_ns))
+        served = Served(batch, event.model_id, event.start_ns, hidden=guest_of > 0)
+        loop = _Loop(prefix, served, guest_of=guest_of)
         self._loops[key] = loop
         return loop
 
@@ -182,7 +205,8 @@ class Loops:
         self._put_requests(loop, event.start_ns)
         loop.turn += 1
         batch = _turn_batch(f"{loop.prefix}.t{loop.turn}", event, past)
-        loop.served = Served(batch, event.model_id, event.start_ns)
+        hidden = loop.guest_of > 0
+        loop.served = Served(batch, event.model_id, event.start_ns, hidden=hidden)
 
     def _close(self, loop: _Loop, now_ns: int) -> None:
         if loop.pending is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phaseprof.attribution import PassWindow
+from phaseprof.engine_events import EngineEvent
 from phaseprof.events import (
     CacheGone,
     Event,
@@ -13,9 +14,11 @@ from phaseprof.events import (
     ModelSeen,
     PassSeen,
     PromptKnown,
+    RowsEnded,
 )
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.sequences import Batch, request_ids
+from phaseprof.settling.continuous import Continuous
 from phaseprof.settling.generations import Generation, Generations
 from phaseprof.settling.loops import Loops
 from phaseprof.settling.rows import PassIds, PassRows, Sink, Tag
@@ -41,6 +44,9 @@ class Settler:
         serving = Serving(self._rows, sink.put_request, offset_ns, process, on_cache={})
         self._generations = Generations(serving)
         self._loops = Loops(serving)
+        self._continuous = Continuous(
+            self._rows, sink.put_request, offset_ns=offset_ns, process=process
+        )
         self._mask_unread = False
         self.packed_seen = False
 
@@ -58,13 +64,18 @@ class Settler:
                 self._generations.began(event)
             case PromptKnown():
                 self._generations.prompt(event)
+            case RowsEnded():
+                self._generations.rows_ended(event)
             case GenerationEnded():
                 self._generations.ended(event)
+                self._loops.generation_ended(event.generation, event.end_ns)
             case ModelSeen():
                 self._rows.know(event)
             case CacheGone():
                 self._rows.forget_cache(event.cache)
                 self._loops.cache_gone(event)
+            case _ if isinstance(event, EngineEvent):
+                self._continuous.handle(event)
 
     def poll(self) -> None:
         """Put the passes again whose device time has become known."""
@@ -82,21 +93,25 @@ class Settler:
         """
         self._rows.poll()
         self._loops.finish(now_ns)
+        self._continuous.finish()
 
     def _passed(self, event: PassSeen) -> None:
         ids = self._rows.begin(event)
         self._mask_unread |= event.mask_unread
-        self.packed_seen |= event.aside == "packed"
-        generation = self._generations.find(event.generation)
+        if event.aside == "packed":
+            if self._continuous.claim(event, ids):
+                return
+            self.packed_seen |= not self._continuous.explains(event)
+        generation = self._generations.find(abs(event.generation))
         declared = event.override.phase if event.override is not None else None
         if event.encoder or event.aside or declared in (Phase.OTHER, Phase.ENCODE):
             self._aside(event, ids, generation)
-        elif generation is not None:
-            self._generations.passed(event, ids, generation)
-        elif event.cache:
+        elif generation is None:
             self._loops.passed(event, ids)
+        elif event.generation > 0 and self._generations.owns(event, generation):
+            self._generations.passed(event, ids, generation)
         else:
-            self._loops.passed_uncached(event, ids)
+            self._loops.passed(event, ids, guest_of=generation.began.generation)
 
     def _aside(self, event: PassSeen, ids: PassIds, generation: Generation | None) -> None:
         """An encoder, a tower, a training, a scoring or a packed pass, or one that the user declares as such: it has no

@@ -191,22 +191,30 @@ def test_one_token_has_no_tpot(settler: Settler, rows: Rows) -> None:
 def test_assisted_generation(settler: Settler, rows: Rows) -> None:
     """Prompt of 9. The target's first pass holds prompt and 4 drafts (2 accepted), the next verifies 4 (all accepted).
 
-    After the first pass the cache is cropped to 9 + 2; the second feeds the sampled token and 4 drafts.
+    After the first pass the cache is cropped to 9 + 2; the second feeds the sampled token and 4 drafts. The draft model
+    has a tokenizer of its own: the prompt is 11 tokens to it, and its second call is given 14.
     """
     generation(settler, 1)
     prompt(settler, 1, 9, speculative=True)
     generation(settler, 2, parent=1, model="d")
-    prompt(settler, 2, 10)
-    settler.handle(seen(generation=2, model_id="d", past=9, query=1, cache=2))
+    prompt(settler, 2, 11)
+    settler.handle(seen(generation=2, model_id="d", past=0, query=11, cache=2))
     settler.handle(GenerationEnded(2, next(_clock), None))
     settler.handle(seen(generation=1, query=13, past=0))
+    generation(settler, 3, parent=1, model="d")
+    prompt(settler, 3, 14)
+    settler.handle(seen(generation=3, model_id="d", past=12, query=2, cache=2))
+    settler.handle(GenerationEnded(3, next(_clock), None))
     settler.handle(seen(generation=1, query=5, past=11))
     settler.handle(seen(generation=1, query=1, past=16))
-    draft, first, second, last = rows.passes.values()
+    reads, first, draft, second, last = rows.passes.values()
     # The draft model works for the request of the call around it, and has none of its own.
     assert draft.slices[0].request_id == "p7.g1.r0"
     assert set(rows.requests) == {"p7.g1.r0"}
-    assert (draft.role, draft.phase, draft.decode_tokens) == (Role.DRAFT, Phase.DECODE, 1)
+    assert (reads.role, reads.phase, reads.prefill_tokens) == (Role.DRAFT, Phase.PREFILL, 11)
+    assert (draft.role, draft.phase, draft.decode_tokens) == (Role.DRAFT, Phase.DECODE, 2)
+    # What it finds in its cache is its own work.
+    assert draft.cached_tokens == 0
     assert (first.phase, first.prefill_tokens, first.decode_tokens) == (Phase.MIXED, 9, 4)
     assert (first.draft_tokens, first.accepted_tokens) == (4, 2)
     assert (second.phase, second.decode_tokens) == (Phase.DECODE, 5)
