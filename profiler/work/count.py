@@ -16,12 +16,13 @@ come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.kv import KvLayout
+from phaseprof.work.stores import PackedStore, Store, stores_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,12 @@ def _with_kv(
     cached: bool,
     masked: bool,
 ) -> Work:
-    stores = _stores(cost, layout)
-    read = _read(stores, rows, cached=cached, masked=masked)
+    stores = stores_of(cost, layout)
+    read = sum(
+        r.sequences * store.read_bytes(r.past, r.query, cached=cached, masked=masked)
+        for store in stores
+        for r in rows
+    )
     if not cached:
         return replace(
             work,
@@ -205,18 +210,22 @@ def _with_kv(
             kv_allocated_bytes=0,
             cache_copy_bytes=0,
         )
+
+    def over(figure: Callable[[Store | PackedStore, int, int], int]) -> int:
+        return sum(r.sequences * figure(store, r.past, r.query) for store in stores for r in rows)
+
     state = _state_bytes(cost, layout)
     sequences = sum(r.sequences for r in rows)
     # The first pass begins with an empty state, and reads none.
     read += state * sum(r.sequences for r in rows if r.past)
-    write = sum(r.query * r.sequences for r in rows) * sum(s.bytes_per_token for s in stores)
     return replace(
         work,
         kv_read_bytes=read,
-        kv_write_bytes=write + state * sequences,
-        kv_held_bytes=_sum(stores, rows, _Store.held_tokens) + state * sequences,
-        kv_allocated_bytes=_sum(stores, rows, _Store.allocated_tokens) + state * sequences,
-        cache_copy_bytes=_sum(stores, rows, _Store.copied_tokens),
+        kv_write_bytes=over(lambda s, past, query: s.write_bytes(past, query)) + state * sequences,
+        kv_held_bytes=over(lambda s, past, query: s.held_bytes(past, query)) + state * sequences,
+        kv_allocated_bytes=over(lambda s, past, query: s.allocated_bytes(past, query))
+        + state * sequences,
+        cache_copy_bytes=over(lambda s, past, query: s.copied_bytes(past, query)),
     )
 
 
@@ -269,75 +278,6 @@ def _plus(figure: int | None, more: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Store:
-    """Cache layers that hold the same tokens: `bytes_per_token` is summed over them."""
-
-    bytes_per_token: int
-    window: int | None
-    allocated: int | None
-    always_masked: bool
-
-    def read_tokens(self, past: int, query: int, *, cached: bool, masked: bool) -> int:
-        """How many tokens of one sequence the layer hands to attention, as its `update` in transformers does."""
-        if not cached or self.allocated is None:
-            # A sliding layer keeps what the next query can see: window - 1 tokens.
-            held = past if self.window is None else min(past, max(self.window - 1, 0))
-            return held + query
-        if self.window is not None and past + query > self.allocated:
-            # Full, or about to be: what is still in reach, and the query beside it.
-            return (past if past < self.allocated else self.allocated - 1) + query
-        if past == 0 and query > 1 and not masked and not self.always_masked:
-            # An empty static layer needs no mask, and what lies behind the query is cut off.
-            return query
-        return self.allocated
-
-    def held_tokens(self, past: int, query: int) -> int:
-        """Tokens of one sequence that the layer keeps after the pass."""
-        if self.window is None:
-            return past + query
-        if self.allocated is not None:
-            return min(past + query, self.allocated)
-        return min(past + query, max(self.window - 1, 0))
-
-    def allocated_tokens(self, past: int, query: int) -> int:
-        """Slots of one sequence that the layer takes after the pass."""
-        return self.held_tokens(past, query) if self.allocated is None else self.allocated
-
-    def copied_tokens(self, past: int, query: int) -> int:
-        """Tokens of one sequence that the layer's `update` reads and writes beside those of the query: a growing layer
-        is joined with the query into a new tensor; a full sliding one is moved along and copied back."""
-        if self.allocated is None:
-            return 2 * (past if self.window is None else min(past, max(self.window - 1, 0)))
-        if self.window is None or past == 0 or past + query <= self.allocated:
-            return 0
-        if past < self.allocated:
-            return 2 * past + 2 * self.allocated
-        moved = self.allocated if query == 1 else self.allocated - 1
-        return 2 * moved + 2 * self.allocated
-
-
-def _sum(
-    stores: Iterable[_Store], rows: Sequence[Rows], tokens: Callable[[_Store, int, int], int]
-) -> int:
-    """Bytes over all stores and rows, by a figure in tokens."""
-    return sum(
-        store.bytes_per_token * sum(tokens(store, r.past, r.query) * r.sequences for r in rows)
-        for store in stores
-    )
-
-
-def _read(stores: Iterable[_Store], rows: Sequence[Rows], *, cached: bool, masked: bool) -> int:
-    return sum(
-        store.bytes_per_token
-        * sum(
-            store.read_tokens(r.past, r.query, cached=cached, masked=masked) * r.sequences
-            for r in rows
-        )
-        for store in stores
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class _Reach:
     """What a query may attend to."""
 
@@ -369,22 +309,3 @@ def _state_bytes(cost: ModelCost, layout: KvLayout | None) -> int:
     if layout is not None:
         return layout.state_bytes
     return sum(state.layers * state.state_bytes for state in cost.states)
-
-
-@lru_cache(maxsize=64)
-def _stores(cost: ModelCost, layout: KvLayout | None) -> tuple[_Store, ...]:
-    merged: dict[tuple[int | None, int | None], int] = {}
-    if layout is None:
-        for group in cost.attention:
-            key = (group.window_tokens, None)
-            merged[key] = merged.get(key, 0) + group.layers * group.kv_bytes_per_token
-    else:
-        for cached in layout.groups:
-            slots = (cached.window_tokens, cached.allocated_tokens)
-            merged[slots] = merged.get(slots, 0) + cached.layers * cached.bytes_per_token
-    windows = {group.window_tokens for group in cost.attention}
-    # A static layer as long as the window is given a sliding mask, always; a shorter one has no use for it.
-    return tuple(
-        _Store(size, window, allocated, always_masked=window is not None and window in windows)
-        for (window, allocated), size in merged.items()
-    )

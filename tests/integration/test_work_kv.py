@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from phaseprof.work.cost import AttentionCost, ModelCost
-from phaseprof.work.count import Rows, count
-from phaseprof.work.kv import KvLayout, cache_bytes, read_layout, with_layout
+from phaseprof.work.cache_layers import Packing
+from phaseprof.work.cost import AttentionCost, CrossAttentionCost, ModelCost
+from phaseprof.work.count import Rows, Source, count
+from phaseprof.work.kv import KvGroup, KvLayout, cache_bytes, read_layout, with_layout
 from phaseprof.work.walk import model_cost
 
 LAYERS, KV_HEADS, HEAD_DIM, SLOTS, WINDOW = 3, 2, 8, 40, 6
@@ -162,13 +165,23 @@ def test_tensors_that_two_layers_share_count_once() -> None:
     assert cache_bytes(cache) == alone * 5 // 6
 
 
-def test_of_an_encoder_decoder_cache_the_self_attention_counts() -> None:
+def test_an_encoder_decoder_cache_holds_its_source_beside_its_own_tokens() -> None:
     own, cross = DynamicCache(), DynamicCache()
     fill(own, 3)
+    assert read_layout(EncoderDecoderCache(own, DynamicCache())) == read_layout(own)
     fill(cross, 50)
     both = EncoderDecoderCache(own, cross)
-    assert read_layout(both) == read_layout(own)
-    assert cache_bytes(both) == cache_bytes(own)
+    layout, alone = read_layout(both), read_layout(own)
+    assert layout is not None and alone is not None
+    assert layout.groups == alone.groups
+    assert layout.cross_bytes_per_token == LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
+    assert cache_bytes(both) == cache_bytes(own) + cache_bytes(cross)
+    cross_cost = CrossAttentionCost(LAYERS, 4, HEAD_DIM, HEAD_DIM, 1, 1, 1)
+    cost = with_layout(replace(cost_of(None), cross=(cross_cost,)), layout)
+    assert cost.cross[0].kv_bytes_per_source_token == 2 * KV_HEADS * HEAD_DIM * 4
+    source = Source(50, projected=False, encoded=False)
+    work = count(cost, [Rows(2, 1, 2)], logits_tokens=0, layout=layout, source=source)
+    assert work.kv_held_bytes == cache_bytes(both)
 
 
 class Evicting(DynamicLayer):  # type: ignore[misc]
@@ -193,20 +206,204 @@ def test_a_layer_with_an_update_of_its_own_is_not_guessed() -> None:
 
 
 def test_other_kinds_of_cache_are_not_guessed() -> None:
-    kinds = transformers.cache_utils
-    cache = DynamicCache(config=FULL)
-    if hasattr(kinds, "Fp8QuantizedLayer"):
-        cache.layers = [kinds.Fp8QuantizedLayer() for _ in range(LAYERS)]
-        fill(cache, 3)
-        layout = read_layout(cache)
-        assert layout is not None
-        assert layout.not_covered == ("cache layers of class Fp8QuantizedLayer",)
-    if hasattr(kinds, "LinearAttentionAndFullAttentionLayer"):
-        cache.layers = [kinds.LinearAttentionAndFullAttentionLayer()]
-        layout = read_layout(cache)
-        assert layout is not None and not layout.covered
     layout = read_layout(((torch.ones(1), torch.ones(1)),))
     assert layout == KvLayout((), ("a cache of class tuple",))
+    layout = read_layout(ForeignCache())
+    assert layout == KvLayout((), ("a cache of class ForeignCache",))
+
+
+class ForeignCache:
+    """A user's cache, of the form that single models of transformers bring along."""
+
+    def __init__(self) -> None:
+        self.key_cache = self.value_cache = [torch.ones(1, 2, 3, 4)]
+
+
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sums what the operations of a cache read and write, by the tensors that they are given and give back."""
+
+    MOVERS = ("cat", "roll", "copy_", "index_copy_", "index_put_")
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name == "cat":
+            moved = [*args[0], out]
+        elif name == "roll":
+            moved = [args[0], out]
+        elif name in self.MOVERS:
+            # What is put in is read, and as much is written.
+            source = args[{"copy_": 1, "index_copy_": 3, "index_put_": 2}[name]]
+            moved = [source, source]
+        else:
+            moved = []
+        self.bytes += sum(t.numel() * t.element_size() for t in moved if t.dtype != torch.int64)
+        return torch.as_tensor(out)
+
+
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", [n for n in caches() if not n.endswith("its window")])
+@given(queries=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_what_a_cache_copies_is_what_its_operations_move(name: str, queries: list[int]) -> None:
+    cache = caches()[name]
+    cost, past, per_token = cost_of(WINDOW if "sliding" in name else None), 0, 0
+    for query in queries:
+        with Traffic() as traffic:
+            fill(cache, query)
+        layout = read_layout(cache)
+        assert layout is not None
+        per_token = layout.bytes_per_token * 2
+        work = count(cost, [Rows(past, query, 2)], logits_tokens=0, layout=layout)
+        # The tokens of the pass are read and written once. Of a prompt longer than a static window the rest is cut off.
+        new = min(query, WINDOW) if name == "static, sliding" and not past else query
+        assert work.cache_copy_bytes == traffic.bytes - 2 * new * per_token
+        past += query
+    slots = {"static": SLOTS, "static, sliding": WINDOW}.get(name)
+    assert work.kv_allocated_bytes == (cache_bytes(cache) if slots is None else slots * per_token)
+    assert cache_bytes(cache) == work.kv_allocated_bytes
+
+
+KINDS = transformers.cache_utils
+
+
+@pytest.mark.skipif(not hasattr(KINDS, "DynamicIndexedLayer"), reason="not in this transformers")
+@pytest.mark.parametrize("static", [False, True])
+def test_keys_of_an_indexer_are_part_of_the_cache(static: bool) -> None:
+    cache = DynamicCache(config=FULL)
+    kind = KINDS.StaticIndexedLayer if static else KINDS.DynamicIndexedLayer
+    cache.layers = [kind(max_cache_len=SLOTS) for _ in range(LAYERS)]
+    past = 0
+    for query in (5, 1):
+        fill(cache, query)
+        for layer in cache.layers[:2]:
+            # The last layer takes the choice of another one, and has no indexer of its own.
+            layer.update_indexer(torch.ones(2, query, 16))
+        layout = read_layout(cache)
+        assert layout is not None and layout.covered
+        work = count(cost_of(None), [Rows(past, query, 2)], logits_tokens=0, layout=layout)
+        assert work.kv_allocated_bytes == cache_bytes(cache)
+        per_token = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4 + 2 * 16 * 4
+        assert work.kv_write_bytes == 2 * query * per_token
+        past += query
+    assert layout is not None
+    assert [g.layer_indices for g in layout.groups] == [(0, 1), (2,)]
+
+
+def packed_layer(name: str) -> Any:
+    if name == "fp8":
+        return KINDS.Fp8QuantizedLayer()
+    if name == "quanto":
+        return KINDS.QuantoQuantizedLayer(nbits=4, q_group_size=16, residual_length=4)
+    layer = object.__new__(KINDS.HQQQuantizedLayer)
+    KINDS.QuantizedLayer.__init__(layer, nbits=8, q_group_size=16, residual_length=4)
+    layer.quantizer = HalfQuantizer
+    return layer
+
+
+class HalfQuantizer:
+    """Gives what HQQ gives: a packed tensor, and a dict with its shape, scales and zero points."""
+
+    @staticmethod
+    def quantize(tensor: Any, *, group_size: int, **_: Any) -> tuple[Any, dict[str, Any]]:
+        groups = tensor.numel() // group_size
+        meta = {
+            "shape": tensor.shape,
+            "scale": torch.ones(groups, 1),
+            "zero": torch.ones(groups, 1),
+        }
+        return tensor.to(torch.int8), {**meta, "nbits": 8}
+
+    @staticmethod
+    def cuda(*_: Any, **__: Any) -> None:
+        """Nothing is moved."""
+
+    @staticmethod
+    def dequantize(packed: Any, meta: dict[str, Any]) -> Any:
+        return packed.to(meta["compute_dtype"])
+
+
+def stored(cache: Any) -> int:
+    """Bytes of every tensor below the layers, found by walking over their attributes."""
+    total, todo = 0, [vars(layer) for layer in cache.layers]
+    while todo:
+        item: Any = todo.pop()
+        if isinstance(item, dict):
+            todo.extend(item.values())
+        elif isinstance(item, tuple | list):
+            todo.extend(item)
+        elif hasattr(item, "__tensor_flatten__"):
+            todo.extend(getattr(item, name) for name in item.__tensor_flatten__()[0])
+        elif isinstance(item, torch.Tensor) and item.dim() > 0:
+            total += item.numel() * item.element_size()
+    return total
+
+
+# Building its extension for unpacking is not what is tested here.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["fp8", "quanto", "hqq"])
+def test_quantized_caches_hold_what_is_stored_and_hand_out_full_precision(name: str) -> None:
+    if name == "fp8" and not hasattr(KINDS, "Fp8QuantizedLayer"):
+        pytest.skip("not in this transformers")
+    cache = DynamicCache(config=FULL)
+    cache.layers = [packed_layer(name) for _ in range(LAYERS)]
+    past = 0
+    layout = None
+    for query in (7, *[1] * 9):
+        handed_out = fill(cache, query)
+        # Read once, after the first pass, as the hooks do.
+        layout = layout or read_layout(cache)
+        assert layout is not None and layout.covered and layout.of_one_cache
+        work = count(cost_of(None), [Rows(past, query, 2)], logits_tokens=0, layout=layout)
+        assert work.kv_read_bytes == handed_out
+        assert work.kv_held_bytes == work.kv_allocated_bytes == stored(cache)
+        past += query
+    # Whole tensors have a scale in fp8: 4 bytes for the keys and for the values of each layer.
+    assert cache_bytes(cache) == stored(cache) + (LAYERS * 2 * 4 if name == "fp8" else 0)
+
+
+def test_a_quantized_store_by_hand() -> None:
+    group = KvGroup((0, 1), 64, None, None, "float32", Packing(10.0, 4, 7))
+    layout = KvLayout((group,))
+
+    def at(past: int, query: int) -> Any:
+        return count(cost_of(None), [Rows(past, query, 1)], logits_tokens=0, layout=layout)
+
+    # 7 tokens of the first pass are packed at once, in 10 bytes a layer; then 3 wait, and the 4th packs all.
+    assert [at(p, q).kv_held_bytes for p, q in ((0, 7), (7, 1), (9, 1), (10, 1))] == [
+        2 * 70,
+        2 * (70 + 64),
+        2 * (70 + 3 * 64),
+        2 * 110,
+    ]
+    assert at(0, 7).cache_copy_bytes == 0
+    # Unpacked: 7 x 10 read, 7 x 64 written; joined: 9 x 64 read, 10 x 64 written; 2 that wait: joined as well.
+    assert at(9, 1).cache_copy_bytes == 2 * (70 + 7 * 64 + 19 * 64 + 4 * 64)
+    # Full: all 11 are read again, and the 10 old ones packed again.
+    assert at(10, 1).cache_copy_bytes == 2 * (70 + 7 * 64 + 21 * 64 + 11 * 64 + 100)
+    assert (at(9, 1).kv_write_bytes, at(10, 1).kv_write_bytes) == (2 * 64, 2 * 10)
+
+
+@pytest.mark.skipif(not hasattr(KINDS, "LinearAttentionLayer"), reason="not in this transformers")
+def test_states_of_constant_size_are_read_beside_keys_and_values() -> None:
+    cache = DynamicCache(config=FULL)
+    both = KINDS.LinearAttentionAndFullAttentionLayer
+    cache.layers = [KINDS.LinearAttentionLayer(), both(), DynamicLayer()]
+    for layer in cache.layers[:2]:
+        layer.update_conv_state(torch.ones(2, 6, 4))
+        layer.update_recurrent_state(torch.ones(2, 3, 5))
+    for layer in cache.layers[1:]:
+        layer.update(*(torch.ones(2, KV_HEADS, 3, HEAD_DIM) for _ in range(2)))
+    layout = read_layout(cache)
+    assert layout is not None and layout.covered
+    assert layout.state_bytes == 2 * (6 * 4 + 3 * 5) * 4
+    assert [group.layer_indices for group in layout.groups] == [(1, 2)]
+    assert cache_bytes(cache) == 2 * (layout.state_bytes + 3 * layout.bytes_per_token)
 
 
 @pytest.mark.parametrize("sliding", [False, True])
