@@ -262,7 +262,7 @@ def _layout(model: SeenModel, track: CacheTrack) -> KvLayout | None:
     layers = tuple(type(layer).__name__ for layer in getattr(cache, "layers", ()))
     kind = (type(cache).__name__, layers)
     known = model.layouts.get(kind)
-    if known is None or any(group.allocated_tokens is not None for group in known.groups):
+    if known is None or known.of_one_cache:
         known = read_layout(cache)
         if known is not None:
             model.layouts[kind] = known
