@@ -42,7 +42,8 @@ class PassSeen(NamedTuple):
         layout: Layout of the cache, when it was read after this pass; else None.
         encoder: The module is an encoder or a tower.
         aside: Why it is neither prefill nor decode: ``training`` (gradients were recorded in training mode, or a loss
-            was asked for) or ``packed`` (several requests in one row, which ones is not known); None otherwise.
+            was asked for), ``scoring`` (the model classifies) or ``packed`` (several requests in one row, which ones is
+            not known); None otherwise.
         warmup: The caller declared it a warm-up.
         compiled: The module's forward is compiled.
         compiling: Something was compiled during the pass.

@@ -70,9 +70,14 @@ def past_length(cache: Any) -> int | None:
     ones (transformers 5.0) keep none and would count the slots that are not zero, which is no length: padding is zero.
     """
     try:
+        # Of an encoder-decoder's pair, the one that grows.
+        cache = getattr(cache, "self_attention_cache", cache)
         layers = getattr(cache, "layers", None)
         if layers and hasattr(layers[0], "max_cache_len"):
-            length = getattr(layers[0], "cumulative_length", None)
+            # A sliding layer counts in an integer; its tensor stands still once the window is full.
+            length = getattr(layers[0], "cumulative_length_int", None)
+            if length is None:
+                length = getattr(layers[0], "cumulative_length", None)
         else:
             length = cache.get_seq_length()
     except Exception:
@@ -131,13 +136,18 @@ def copy_mask(mask: Any) -> tuple[Any, bool]:
 
 def encoded_tokens(output: Any) -> tuple[int, int] | None:
     """Rows and tokens that an encoder gave out, by its hidden states; None if it gave none of the shape (rows, tokens,
-    width). What it was given says less: features and pixels are joined to fewer tokens."""
+    width), or (tokens, width) where it packs its images into one row. What it was given says less: features and pixels
+    are joined to fewer tokens."""
     if isinstance(output, dict):
         states = dict.get(output, "last_hidden_state")
     else:
         states = output[0] if isinstance(output, tuple) and output else output
-    shape: tuple[int, ...] = getattr(states, "shape", ())
-    return (int(shape[0]), int(shape[1])) if len(shape) == 3 else None
+    shape = tuple(getattr(states, "shape", ()))
+    if len(shape) == 3:
+        return shape[0], shape[1]
+    # The first of a tuple may be scores of shape (rows, classes).
+    packed = len(shape) == 2 and not isinstance(output, tuple)
+    return (1, shape[0]) if packed else None
 
 
 def source_is_new(cache: Any) -> bool:

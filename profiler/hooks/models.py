@@ -27,6 +27,7 @@ class SeenModel:
         encoder: Its passes encode: it attends in both directions, or it is a part of the model that generates.
         encoder_decoder: Its own tokens are the decoder's.
         has_head: It computes logits.
+        aside: Why none of its passes is prefill or decode: ``scoring`` (its head gives a score of the text); else None.
         timer: Times its passes on its device; None where the host's time is the device's.
         meta: What is stored about it.
         device: The device of its first parameter.
@@ -42,6 +43,7 @@ class SeenModel:
     meta: ModelMeta
     device: Device | None
     ref: weakref.ref[Any]
+    aside: str | None = None
     layouts: dict[tuple[str, tuple[str, ...]], KvLayout] = field(default_factory=dict)
 
 
@@ -123,6 +125,7 @@ class ModelBook:
             meta=meta,
             device=device,
             ref=weakref.ref(model, partial(self._gone, id(model))),
+            aside="scoring" if _scores(model) else None,
         )
         self.seen[id(model)] = seen
         self._on_new(seen)
@@ -170,11 +173,30 @@ def _encodes(model: Any, generating: Any) -> bool:
     """Whether a module's passes encode rather than prefill and decode.
 
     Inside a generate call it is any other module that is a part of the generating model (an encoder, a vision tower).
-    Outside, it is a model none of whose attention layers is causal.
+    Else it is a model that cannot generate and none of whose attention layers is causal.
     """
-    if generating is not None and model is not generating:
-        return any(part is model for part in generating.modules())
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if model is generating:
         return False
-    causal = [part.is_causal for part in model.modules() if hasattr(part, "is_causal")]
+    if generating is not None and any(part is model for part in generating.modules()):
+        return True
+    can_generate = getattr(model, "can_generate", None)
+    if can_generate is not None and can_generate():
+        # Some attend to their prompt in both directions (PaliGemma).
+        return False
+    parts = list(model.modules())
+    causal = [part.is_causal for part in parts if hasattr(part, "is_causal")]
+    if not causal:
+        # The attention of T5 says it in this way, where it does not in the other.
+        decoders = (getattr(part, "is_decoder", None) for part in parts)
+        causal = [decoder for decoder in decoders if isinstance(decoder, bool)]
     return bool(causal) and not any(causal)
+
+
+def _scores(model: Any) -> bool:
+    """Whether a model has a head that scores or classifies its text, in place of one that goes on with it."""
+    return any(
+        kind.__name__.endswith(
+            ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+        )
+        for kind in type(model).__mro__
+    )

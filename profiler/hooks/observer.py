@@ -156,7 +156,7 @@ def make_observer(
                 logits = rows
                 if query > 1:
                     logits *= logits_positions(kwargs.get("logits_to_keep"), query)
-            aside = None
+            aside = model.aside
             if kwargs.get("labels") is not None or (own["training"] and _records_gradients()):
                 aside = "training"
             elif track is not None and track.packed:

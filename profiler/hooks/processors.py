@@ -45,8 +45,8 @@ class ProcessorsHook:
         self.active = True
 
     def patches(self, mixin: type, processors: type | None, criteria: type | None) -> list[Patch]:
-        """Wrap the seams of a `GenerationMixin`, of its `LogitsProcessorList` and of its `StoppingCriteriaList`; one that
-        this version lacks is left out."""
+        """Wrap the seams of a `GenerationMixin`, its `LogitsProcessorList` and its `StoppingCriteriaList`; those that
+        this version lacks are left out."""
         patches = []
         if processors is not None and hasattr(mixin, "_get_logits_processor"):
             patches.append(Patch(mixin, "_get_logits_processor", self._wrap_get_processors))

@@ -115,8 +115,13 @@ class Generations:
             self._drafted(event, ids, generation)
             return
         generation.cache = event.cache
-        past = past_of(event, generation.served)
         served = generation.served
+        past = past_of(event, served)
+        if not event.cache and served is not None and served.batch.passes:
+            # Without a cache everything is computed again, and one token more. What computes less has its state in the
+            # model, or in plain tensors (RWKV).
+            end = served.batch.end
+            past = 0 if event.query > end else end
         if served is None:
             # A decoding method of its own that announced nothing: its first pass is the prompt.
             batch = Batch(request_ids(generation.prefix, event.rows), prompt=past + event.query)
@@ -127,6 +132,8 @@ class Generations:
             served.batch.finished.clear()
         self._settle(generation, past)
         known = generation.known
+        if known is not None and known.speculative and past and not served.batch.passes:
+            _feed_again(event, past, served.batch)
         unseen = known is not None and known.end_ids and event.fed is None
         if known is not None and (unseen or generation.unread) and past >= known.prompt:
             # The ids lie on the device: which rows have ended was not read.
@@ -205,3 +212,11 @@ class Generations:
         for row, token in enumerate(event.fed[:, -1].tolist()):
             if token in known.end_ids:
                 served.batch.finished.add(row)
+
+
+def _feed_again(event: PassSeen, past: int, batch: Batch) -> None:
+    """Correct the prompt of assisted decoding that goes on with a kept cache: given the whole sequence, transformers
+    computes all of it behind what the cache holds. Logits are asked for the drafts and the token before them."""
+    drafts = event.logits // event.rows - 1
+    if 0 <= drafts < event.query - 1:
+        batch.prompt = max(batch.prompt, past + event.query - drafts)
