@@ -191,6 +191,6 @@ def _keep(trace: Trace, ceilings: Ceilings) -> None:
         if meta.complete and any(device.key == ceilings.device_key for device in meta.devices):
             with contextlib.suppress(OSError):
                 write_json(
-                    meta_path(trace.path, meta.rank, meta.pid),
+                    meta_path(trace.path, meta.rank, meta.pid, meta.host_token),
                     replace(meta, ceilings=(*meta.ceilings, ceilings)).to_json(),
                 )

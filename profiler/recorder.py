@@ -20,6 +20,7 @@ from phaseprof.attribution import join_operators
 from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
 from phaseprof.events import Event, PassSeen, RawPass
+from phaseprof.process import ProcessPlace
 from phaseprof.records import Kernel
 from phaseprof.schema import KERNELS
 from phaseprof.settling.settler import Settler
@@ -39,7 +40,8 @@ class Recorder:
 
     Args:
         path: The trace's folder.
-        rank: Rank of the process.
+        place: Its place in its job; a rank that becomes known late is followed.
+        host: `Host.token` of its host.
         clock: Its clock.
         meta: Gives the current meta of the process; called on the recorder's thread.
         note: Told of what could not be recorded.
@@ -50,14 +52,16 @@ class Recorder:
         self,
         path: Path,
         *,
-        rank: int,
+        place: ProcessPlace,
+        host: str,
         clock: Clock,
         meta: Callable[[], ProcessMeta],
         note: Callable[[NotMeasured], None],
         passes_seen: Callable[[], int],
     ) -> None:
         self._path = path
-        self._rank = rank
+        self._place = place
+        self._host = host
         self._clock = clock
         self._meta = meta
         self._note = note
@@ -88,12 +92,13 @@ class Recorder:
             if self._thread is not None:
                 return
             pid = os.getpid()
-            self._writer = TraceWriter(self._path, rank=self._rank, pid=pid)
+            rank = self._place.now().rank
+            self._writer = TraceWriter(self._path, rank=rank, pid=pid, host=self._host)
             self._settler = Settler(
                 self._writer,
                 offset_ns=self._clock.offset_ns,
-                process=f"p{pid}",
-                first_pass_id=first_pass_id(self._rank, pid),
+                process=f"{self._host}.p{pid}",
+                first_pass_id=first_pass_id(rank, pid, self._host),
             )
             self.write_meta()
             self._thread = threading.Thread(
@@ -105,6 +110,7 @@ class Recorder:
         """Write the meta file now; before the thread runs, or after `close`."""
         if self._writer is not None:
             with contextlib.suppress(OSError):
+                self._follow_rank(self._writer)
                 self._writer.write_meta(self._meta())
 
     def put_operators(self, operators: Sequence[Kernel]) -> None:
@@ -153,6 +159,7 @@ class Recorder:
             self._flushed_at = now
             self._put_operators()
             writer = self._open_writer()
+            self._follow_rank(writer)
             writer.flush()
             if self._meta_due.is_set():
                 self._meta_due.clear()
@@ -189,7 +196,14 @@ class Recorder:
                 )
             )
         self._put_operators()
+        self._follow_rank(self._open_writer())
         self._open_writer().close()
+
+    def _follow_rank(self, writer: TraceWriter) -> None:
+        rank = self._place.now().rank
+        if rank != writer.rank:
+            writer.move_to(rank)
+            self._meta_due.set()
 
     def _put_operators(self) -> None:
         while self._operators:
@@ -245,9 +259,10 @@ class Recorder:
             )
 
 
-def first_pass_id(rank: int, pid: int) -> int:
+def first_pass_id(rank: int, pid: int, host: str) -> int:
     """Where a process begins to count its passes, so that ids are unique over the processes of a trace.
 
-    9 bits of rank and 22 bits of process id above 32 bits of count: positive in an int64.
+    9 bits of rank and 22 bits of process id above 32 bits of count: positive in an int64. The host's token flips bits
+    of the process id, so that ids of one host stay apart, and so do those of hosts with the same process ids.
     """
-    return (rank & 0x1FF) << 54 | (pid & 0x3FFFFF) << 32
+    return (rank & 0x1FF) << 54 | ((pid ^ int(host or "0", 16)) & 0x3FFFFF) << 32

@@ -25,6 +25,7 @@ from phaseprof.hooks.models import SeenModel
 from phaseprof.hooks.state import Flags, ThreadState
 from phaseprof.hooks.transformers import TransformersHooks, always_masked
 from phaseprof.phases import Phase
+from phaseprof.process import ProcessPlace, this_host
 from phaseprof.recorder import Recorder
 from phaseprof.schema import SCHEMA_VERSION
 from phaseprof.trace.meta import ModelMeta, ProcessMeta, SelfCost
@@ -46,7 +47,6 @@ class Session:
 
     Args:
         trace: The trace's folder.
-        rank: Rank of the process.
         model: A module to watch even if it is not a transformers model; None for transformers models alone.
         workload: Facts about the run that a reader should see.
     """
@@ -55,12 +55,12 @@ class Session:
         self,
         trace: Path,
         *,
-        rank: int = 0,
         model: Any = None,
         workload: Mapping[str, Any] | None = None,
     ) -> None:
         self.trace = trace
-        self.rank = rank
+        self._place = ProcessPlace()
+        self._host = this_host()
         self._model = model
         self._pid = os.getpid()
         self._clock = Clock.start()
@@ -70,13 +70,14 @@ class Session:
         self._meta = ProcessMeta(
             schema=SCHEMA_VERSION,
             phaseprof=_version(),
-            rank=rank,
+            rank=self._place.now().rank,
             pid=self._pid,
             command=tuple(sys.orig_argv),
             versions={},
             started_ns=self._clock.now_unix_ns(),
             clock=(self._clock.pair,),
             workload=workload,
+            host=self._host,
         )
         self._recorder: Recorder | None = None
         self._hooks: TransformersHooks | None = None
@@ -102,7 +103,8 @@ class Session:
                 )
             recorder = Recorder(
                 self.trace,
-                rank=self.rank,
+                place=self._place,
+                host=self._host.token,
                 clock=self._clock,
                 meta=self._current_meta,
                 note=self.note,
@@ -212,14 +214,22 @@ class Session:
         cost = model.meta.cost
         dtype = cost.dtype if cost is not None else ""
         self._models.append(model)
+        # A short script may leave its process group before the recorder looks again.
+        self._place.now()
         self.recorder.emit(ModelSeen(model.model_id, cost, dtype, masked=always_masked(model.meta)))
         self.recorder.meta_changed()
 
     def _current_meta(self) -> ProcessMeta:
         models = [_with_cache(model) for model in tuple(self._models)]
         devices = {model.device.key: model.device for model in tuple(self._models) if model.device}
+        place = self._place.now()
         return replace(
             self._meta,
+            rank=place.rank,
+            world_size=place.world_size,
+            local_rank=place.local_rank,
+            rank_source=place.source,
+            restart=place.restart,
             versions=_versions(),
             models=tuple(models),
             devices=tuple(devices.values()),
@@ -312,15 +322,14 @@ def phase(name: Phase | str, *, prompt_tokens: int | None = None) -> Iterator[No
         _state.here.override = before
 
 
-def start_process_session(trace: Path, *, rank: int, lazily: bool = False) -> None:
+def start_process_session(trace: Path, *, lazily: bool = False) -> None:
     """Record this process until it ends. A failure is said once and leaves the process alone.
 
     Args:
         trace: The trace's folder.
-        rank: Rank of the process.
         lazily: Make no file before the first pass.
     """
-    session = Session(trace, rank=rank)
+    session = Session(trace)
     session.whole_process = True
     try:
         session.start(lazily=lazily)
@@ -354,7 +363,7 @@ def _after_fork_in_child() -> None:
     parent, _current = _current, None
     if parent is not None:
         parent.abandon()
-        start_process_session(parent.trace, rank=parent.rank, lazily=True)
+        start_process_session(parent.trace, lazily=True)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

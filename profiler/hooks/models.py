@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from phaseprof.errors import NotMeasured
+from phaseprof.hooks.parallel import tensor_ranks
 from phaseprof.hooks.state import Generation
 from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
@@ -115,6 +116,7 @@ class ModelBook:
             cost=cost,
             attn_implementation=getattr(config, "_attn_implementation", None),
             cache_class=None,
+            tensor_ranks=_tensor_ranks(model),
         )
         seen = SeenModel(
             model_id=model_id,
@@ -167,6 +169,13 @@ class ModelBook:
                 self._note(NotMeasured(f"the device {key}", f"{type(error).__name__}: {error}"))
                 return None, None
         return self._devices[key]
+
+
+def _tensor_ranks(model: Any) -> tuple[int, ...]:
+    try:
+        return tensor_ranks(model)
+    except Exception:
+        return ()  # a kind of mesh that is not known
 
 
 def _encodes(model: Any, generating: Any) -> bool:

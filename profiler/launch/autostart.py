@@ -16,9 +16,6 @@ TRACE_VARIABLE = "PHASEPROF_TRACE"
 # Package of an engine: the module whose import says that a model can now be built.
 ENGINES = {"transformers": "transformers.modeling_utils"}
 
-# Set by torchrun, Open MPI and Slurm, in the order in which they are believed.
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-
 
 def start(note: str) -> None:
     """Begin to wait for an engine.
@@ -36,15 +33,6 @@ def start(note: str) -> None:
 def _watch(package: str, trigger: str, note: str, trace: str) -> None:
     when_imported(package, lambda module: append(note, "engine", package))
     when_imported(trigger, lambda module: _start_recording(note, trace, package))
-
-
-def process_rank() -> int:
-    """The rank of this process; 0 if no launcher has set a numeric one."""
-    for variable in RANK_VARIABLES:
-        value = os.environ.get(variable, "")
-        if value.isascii() and value.isdigit():
-            return int(value)
-    return 0
 
 
 def append(note: str, event: str, *facts: str) -> None:
@@ -71,7 +59,7 @@ def _start_recording(note: str, trace: str, engine: str) -> None:
 
         from phaseprof import session
 
-        session.start_process_session(Path(trace), rank=process_rank())
+        session.start_process_session(Path(trace))
         running = session.current()
         if running is None:
             raise RuntimeError("the session did not start; the command's own stderr says why")

@@ -1,7 +1,7 @@
 """The meta file of a process: what a reader needs to know besides the tables.
 
-``TRACE/meta/rank-<R>-pid-<P>.json`` is written when recording begins, rewritten (to a temporary name, then renamed)
-when a model or a fact is added, and once more at the end with ``complete: true``.
+``TRACE/meta/rank-<R>-host-<H>-pid-<P>.json`` is written when recording begins, rewritten (to a temporary name, then
+renamed) when a model or a fact is added, and once more at the end with ``complete: true``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,21 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """The host of a process.
+
+    Attributes:
+        name: Its name in the network.
+        clock: Names the monotonic clock: processes with the same one can be compared to the microsecond.
+        token: Names the space of process ids: two processes with the same one have different process ids.
+    """
+
+    name: str
+    clock: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelMeta:
     """One model that was seen.
 
@@ -77,6 +92,8 @@ class ModelMeta:
         cost: Its structure; None if it could not be read.
         attn_implementation: ``sdpa``, ``eager``, …; None if not known.
         cache_class: Class of the KV cache first seen; None before.
+        tensor_ranks: Ranks that hold a part of each of its layers and make every pass together, this one included;
+            empty if its layers are whole.
     """
 
     model_id: str
@@ -87,6 +104,7 @@ class ModelMeta:
     cost: ModelCost | None
     attn_implementation: str | None
     cache_class: str | None
+    tensor_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,11 @@ class ProcessMeta:
         not_measured: What is missing, why, and what would help.
         self_cost: The profiler's own cost; None while it runs.
         workload: Free-form facts that `phaseprof profile` knows about its own run (prompt, new tokens, batch, seed).
+        world_size: Processes of the job; None if not known.
+        local_rank: Rank among the processes of its host; None if not known.
+        rank_source: What said the rank: a variable of the environment, ``torch.distributed``, or nothing.
+        restart: How often torchrun had restarted the workers before this process; None if torchrun did not start it.
+        host: Where it ran; None in a trace that was written without it.
     """
 
     schema: int
@@ -155,6 +178,16 @@ class ProcessMeta:
     not_measured: tuple[NotMeasured, ...] = ()
     self_cost: SelfCost | None = None
     workload: Mapping[str, Any] | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    rank_source: str = ""
+    restart: int | None = None
+    host: Host | None = None
+
+    @property
+    def host_token(self) -> str:
+        """`Host.token`; empty if the host is not known."""
+        return "" if self.host is None else self.host.token
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists."""
@@ -169,6 +202,7 @@ class ProcessMeta:
         """
         known = _known(cls, data)
         cost = known.get("self_cost")
+        host = known.get("host")
         return cls(
             **{
                 **known,
@@ -180,6 +214,7 @@ class ProcessMeta:
                 "hooks": tuple(known.get("hooks", ())),
                 "not_measured": _all(NotMeasured, known.get("not_measured", ())),
                 "self_cost": None if cost is None else SelfCost(**_known(SelfCost, cost)),
+                "host": None if host is None else Host(**_known(Host, host)),
             }
         )
 
@@ -197,7 +232,13 @@ def _all(kind: type[_Row], entries: Iterable[Mapping[str, Any]]) -> tuple[_Row, 
 def _model_from_json(data: Mapping[str, Any]) -> ModelMeta:
     known = _known(ModelMeta, data)
     cost = known.get("cost")
-    return ModelMeta(**{**known, "cost": None if cost is None else _cost_from_json(cost)})
+    return ModelMeta(
+        **{
+            **known,
+            "cost": None if cost is None else _cost_from_json(cost),
+            "tensor_ranks": tuple(known.get("tensor_ranks", ())),
+        }
+    )
 
 
 def _cost_from_json(data: Mapping[str, Any]) -> ModelCost:

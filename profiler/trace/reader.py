@@ -187,7 +187,7 @@ def _parts(folder: Path) -> list[tuple[Path, int]]:
             for name, file in ours
             if not any(wider.holds(name) and wider != name for wider, _ in ours)
         ]
-        whole.sort(key=lambda item: (item[0].pid, item[0].first))
+        whole.sort(key=lambda item: (item[0].process, item[0].first))
         found += [(file, rank) for file in [*sorted(others), *(file for _, file in whole)]]
     return found
 

@@ -3,7 +3,7 @@
 A part is written under a temporary name in the trace's folder and renamed into its table's, so that a reader never sees
 half of one and a SIGKILL loses only what was not flushed yet. Its name says which parts it stands for::
 
-    TRACE/passes/rank=0/part-<pid>-<first>-<last>.parquet
+    TRACE/passes/rank=0/part-<host>-<pid>-<first>-<last>.parquet
 
 A freshly flushed part has first = last. Once enough of them lie there they are merged into one that spans their
 numbers; a reader that finds both (a kill between the rename and the deletion) takes the wider one.
@@ -37,29 +37,50 @@ MERGE_AFTER_PARTS = 64
 #: rewrite itself.
 FULL_PART_BYTES = 64 * 2**20
 
-_PART = re.compile(r"part-(?P<pid>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet")
+_PART = re.compile(
+    r"part-(?:(?P<host>[0-9a-f]{6})-)?(?P<pid>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """The name of a part: its process and the numbers of the flushes that it holds."""
+    """The name of a part: its process and the numbers of the flushes that it holds.
+
+    Attributes:
+        pid: Process id.
+        first, last: Numbers of the first and the last flush inside.
+        host: `Host.token` of the process's host: hosts that share a folder have the same process ids. Empty in a
+            trace that was written without it.
+    """
 
     pid: int
     first: int
     last: int
+    host: str = ""
 
     @classmethod
     def parse(cls, name: str) -> PartName | None:
         """Read a file name; None if it is not one of a part."""
         match = _PART.fullmatch(name)
-        return None if match is None else cls(*(int(group) for group in match.groups()))
+        if match is None:
+            return None
+        pid, first, last = (int(match[name]) for name in ("pid", "first", "last"))
+        return cls(pid, first, last, match["host"] or "")
 
     def __str__(self) -> str:
-        return f"part-{self.pid}-{self.first:06d}-{self.last:06d}.parquet"
+        process = f"{self.host}-{self.pid}" if self.host else f"{self.pid}"
+        return f"part-{process}-{self.first:06d}-{self.last:06d}.parquet"
+
+    @property
+    def process(self) -> tuple[str, int]:
+        """The process that wrote it: host and process id."""
+        return self.host, self.pid
 
     def holds(self, other: PartName) -> bool:
         """Whether all of another part is in this one."""
-        return self.pid == other.pid and self.first <= other.first and other.last <= self.last
+        return (
+            self.process == other.process and self.first <= other.first and other.last <= self.last
+        )
 
 
 class TraceWriter:
@@ -72,19 +93,21 @@ class TraceWriter:
         path: The trace's folder; made if missing.
         rank: Rank of the process.
         pid: Its process id.
+        host: `Host.token` of its host.
 
     Raises:
         TraceError: If the folder cannot be made or written.
     """
 
-    def __init__(self, path: Path, *, rank: int, pid: int) -> None:
+    def __init__(self, path: Path, *, rank: int, pid: int, host: str = "") -> None:
         self.path = path
         self.rank = rank
         self.pid = pid
+        self.host = host
         try:
             (path / "meta").mkdir(parents=True, exist_ok=True)
             self._tables = {
-                spec.name: _TableWriter(path, spec, rank, pid)
+                spec.name: _TableWriter(path, spec, rank, pid, host)
                 for spec in (PASSES, REQUESTS, KERNELS, SAMPLES)
             }
         except OSError as error:
@@ -96,7 +119,20 @@ class TraceWriter:
     @property
     def meta_path(self) -> Path:
         """The meta file of this process."""
-        return meta_path(self.path, self.rank, self.pid)
+        return meta_path(self.path, self.rank, self.pid, self.host)
+
+    def move_to(self, rank: int) -> None:
+        """The process turns out to have another rank: what it has written moves to the folders of that one.
+
+        Raises:
+            OSError: If it cannot be moved.
+        """
+        before = self.meta_path
+        self.rank = rank
+        if before.exists():
+            before.rename(self.meta_path)
+        for table in self._tables.values():
+            table.move_to(rank)
 
     def put_pass(self, row: ForwardPass) -> None:
         """Add a pass, or replace the one with its id."""
@@ -143,9 +179,10 @@ class TraceWriter:
             table.merge()
 
 
-def meta_path(trace: Path, rank: int, pid: int) -> Path:
-    """Where the meta file of a process lies."""
-    return trace / "meta" / f"rank-{rank}-pid-{pid}.json"
+def meta_path(trace: Path, rank: int, pid: int, host: str = "") -> Path:
+    """Where the meta file of a process lies. `host` is the token of its host, empty in a trace written without it."""
+    where = f"-host-{host}" if host else ""
+    return trace / "meta" / f"rank-{rank}{where}-pid-{pid}.json"
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -166,12 +203,13 @@ def write_json(path: Path, data: Any) -> None:
 class _TableWriter:
     """One table of one process."""
 
-    def __init__(self, trace: Path, spec: TableSpec, rank: int, pid: int) -> None:
+    def __init__(self, trace: Path, spec: TableSpec, rank: int, pid: int, host: str) -> None:
         self._trace = trace
         self._folder = trace / spec.name / f"rank={rank}"
         self._spec = spec
         self._schema = spec.arrow
         self._pid = pid
+        self._host = host
         self._number = 0
         self._rows: dict[Hashable, Any] = {}
         self._arrow: list[pa.Table] = []
@@ -198,7 +236,7 @@ class _TableWriter:
         tables = list(self._arrow)
         if self._rows:
             tables.append(to_arrow(self._rows.values(), self._schema))
-        name = PartName(self._pid, self._number, self._number)
+        name = PartName(self._pid, self._number, self._number, self._host)
         self._make_folder()
         self._write(pa.concat_tables(tables), name)
         self._remember(name)
@@ -208,6 +246,17 @@ class _TableWriter:
         small = [place for place, part in enumerate(self._parts) if not self._is_full(part)]
         if len(small) >= MERGE_AFTER_PARTS:
             self.merge(small[0])
+
+    def move_to(self, rank: int) -> None:
+        before, self._folder = self._folder, self._folder.with_name(f"rank={rank}")
+        if not self._parts:
+            return
+        self._make_folder()
+        for part in self._parts:
+            (before / str(part)).rename(self._folder / str(part))
+        # Another process of that rank may have parts there.
+        with contextlib.suppress(OSError):
+            before.rmdir()
 
     def _make_folder(self) -> None:
         # Without its parents: a trace that was deleted or unmounted while the run goes on is not made again.
@@ -233,7 +282,7 @@ class _TableWriter:
         parts = self._parts[begin:]
         if len(parts) < 2:
             return
-        name = PartName(self._pid, parts[0].first, parts[-1].last)
+        name = PartName(self._pid, parts[0].first, parts[-1].last, self._host)
         temporary = self._temporary(name)
         try:
             with pq.ParquetWriter(temporary, self._schema, **_PARQUET) as writer:

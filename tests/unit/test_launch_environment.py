@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from phaseprof.launch.autostart import process_rank
 from phaseprof.launch.environment import child_environment, startup_folder
 
 OWN = str(startup_folder())
@@ -38,27 +37,3 @@ def test_the_startup_folder_goes_before_the_users_own_path(before: str | None, a
 def test_the_startup_folder_offers_one_module() -> None:
     names = {p.stem for p in startup_folder().iterdir() if p.suffix == ".py"}
     assert names - {"__init__"} == {"sitecustomize"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "rank"),
-    [
-        ({}, 0),
-        ({"RANK": "3"}, 3),
-        ({"SLURM_PROCID": "12"}, 12),
-        ({"OMPI_COMM_WORLD_RANK": "5", "SLURM_PROCID": "0"}, 5),
-        ({"RANK": "7", "OMPI_COMM_WORLD_RANK": "1"}, 7),
-        ({"RANK": "first", "OMPI_COMM_WORLD_RANK": "2"}, 2),
-        ({"RANK": ""}, 0),
-        ({"RANK": "-1"}, 0),
-        ({"RANK": "\u0663"}, 0),
-    ],
-)
-def test_the_rank_is_the_launchers(
-    environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(variable, raising=False)
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
-    assert process_rank() == rank

@@ -12,6 +12,7 @@ from phaseprof.trace.meta import (
     Ceilings,
     ClockPair,
     Device,
+    Host,
     ModelMeta,
     ProcessMeta,
     SelfCost,
@@ -52,7 +53,15 @@ FULL = ProcessMeta(
     ),
     models=(
         ModelMeta(
-            "m0", "org/model", "LlamaForCausalLM", "transformers", "cpu:a", COST, "sdpa", None
+            "m0",
+            "org/model",
+            "LlamaForCausalLM",
+            "transformers",
+            "cpu:a",
+            COST,
+            "sdpa",
+            None,
+            (2, 3),
         ),
         ModelMeta("m1", "X", "X", "transformers", "cuda:b", None, None, "DynamicCache"),
     ),
@@ -64,6 +73,11 @@ FULL = ProcessMeta(
     not_measured=(NotMeasured("counters", "no GPU", ""), NotMeasured("x", "y", "z")),
     self_cost=SelfCost(passes=504, hook_ns=3_024_000, writer_cpu_ns=80_000_000),
     workload={"prompt_tokens": 512, "batches": [1, 4], "seed": None},
+    world_size=4,
+    local_rank=1,
+    rank_source="RANK",
+    restart=0,
+    host=Host("node-1", "802214", "8f5cc7"),
 )
 BARE = ProcessMeta(schema=1, phaseprof="0", rank=0, pid=1, command=(), versions={}, started_ns=0)
 

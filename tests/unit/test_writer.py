@@ -21,6 +21,7 @@ from phaseprof.records import Finish, Kernel
 from phaseprof.schema import KERNELS, PASSES, TABLES
 from phaseprof.trace import writer as writing
 from phaseprof.trace.meta import ProcessMeta
+from phaseprof.trace.reader import open_trace
 from phaseprof.trace.writer import MERGE_AFTER_PARTS, PartName, TraceWriter, to_arrow, write_json
 
 META = ProcessMeta(
@@ -72,6 +73,17 @@ def test_the_name_of_a_part() -> None:
     assert str(name) == "part-7-000003-000066.parquet"
     assert PartName.parse(str(name)) == name
     assert PartName.parse("part-7-1234567-1234567.parquet") == PartName(7, 1234567, 1234567)
+
+
+def test_the_name_of_a_part_tells_hosts_apart() -> None:
+    here, there = PartName(7, 3, 66, "8f5cc7"), PartName(7, 3, 66, "00beef")
+    assert str(here) == "part-8f5cc7-7-000003-000066.parquet"
+    assert PartName.parse(str(here)) == here
+    # A token of digits alone is not taken for a process id, nor a process id of six digits for a token.
+    assert PartName.parse("part-123456-7-000003-000066.parquet") == PartName(7, 3, 66, "123456")
+    assert PartName.parse("part-123456-000003-000066.parquet") == PartName(123456, 3, 66)
+    assert here.holds(PartName(7, 4, 5, "8f5cc7"))
+    assert not there.holds(here) and not PartName(7, 3, 66).holds(here)
 
 
 @pytest.mark.parametrize(
@@ -534,3 +546,52 @@ def test_every_table_can_be_written(spec: Any, writer: TraceWriter, trace: Path)
     writer.close()
     (file,) = trace.rglob("*.parquet")
     assert file.parent == trace / spec.name / "rank=0"
+
+
+# The rank, when it becomes known late
+
+
+def test_what_was_written_moves_to_the_rank_that_becomes_known(trace: Path) -> None:
+    """Two workers of one job write as rank 0 until the second one joins its process group."""
+    first = TraceWriter(trace, rank=0, pid=7, host="8f5cc7")
+    second = TraceWriter(trace, rank=0, pid=8, host="8f5cc7")
+    for number, writer in ((0, first), (100, second)):
+        writer.put_pass(forward_pass(number))
+        writer.flush()
+        write_json(writer.meta_path, {"schema": 1})
+    second.move_to(1)
+    second.put_pass(forward_pass(101))
+    second.flush()
+    assert names(trace) == [
+        "meta/rank-0-host-8f5cc7-pid-7.json",
+        "meta/rank-1-host-8f5cc7-pid-8.json",
+        "passes/rank=0/part-8f5cc7-7-000000-000000.parquet",
+        "passes/rank=1/part-8f5cc7-8-000000-000000.parquet",
+        "passes/rank=1/part-8f5cc7-8-000001-000001.parquet",
+    ]
+    first.move_to(1)
+    second.close()
+    assert not (trace / "passes/rank=0").exists()
+    passes = open_trace(trace).passes
+    assert passes.column("pass_id").to_pylist() == [0, 100, 101]
+    assert passes.column("rank").to_pylist() == [1, 1, 1]
+
+
+def test_a_process_without_rows_yet_moves_as_well(trace: Path) -> None:
+    writer = TraceWriter(trace, rank=0, pid=7, host="8f5cc7")
+    writer.move_to(3)
+    writer.put_pass(forward_pass(0))
+    writer.close()
+    assert names(trace) == ["passes/rank=3/part-8f5cc7-7-000000-000000.parquet"]
+
+
+def test_hosts_that_share_a_folder_keep_their_rows(trace: Path) -> None:
+    """The same rank and the same process id in two containers: neither knows of the other."""
+    for number, host in ((0, "8f5cc7"), (1 << 32, "00beef")):
+        writer = TraceWriter(trace, rank=0, pid=1, host=host)
+        for step in range(3):
+            writer.put_pass(forward_pass(number + step))
+            writer.flush()
+        writer.close()
+    assert len(names(trace)) == 2
+    assert open_trace(trace).passes.num_rows == 6
