@@ -27,6 +27,7 @@ from phaseprof.work.modules import (
     shared_modules,
 )
 from phaseprof.work.parts import NotCovered, Part, Reader
+from phaseprof.work.state import state_part
 from phaseprof.work.weights import Weights
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Readers of what mixes tokens in place of an attention, or beside it. They are asked before a module is taken for an
 #: attention.
-MIXERS: tuple[Reader, ...] = ()
+MIXERS: tuple[Reader, ...] = (state_part,)
 #: Readers of what each token passes through by itself.
 POINTWISE: tuple[Reader, ...] = ()
 
