@@ -75,10 +75,6 @@ def of(family: str, ending: str = "ForCausalLM", **given: Any) -> Callable[[], A
             ),
             "a multi-head latent attention",
         ),
-        (
-            of("Mamba", vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=8),
-            "a state space or convolution",
-        ),
         (of("Bert", "Model", **BERT), "attends in both directions"),
         (of("Bert", "ForMaskedLM", **BERT), "attends in both directions"),
         (of("Roberta", "Model", **BERT), "attends in both directions"),
