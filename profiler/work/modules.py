@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from phaseprof.work.packed import packed_matrix, packed_table
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -32,7 +34,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The matrix of a linear layer: ``inputs`` x ``outputs`` elements of ``element_bytes`` bytes."""
+    """The matrix of a linear layer: ``inputs`` x ``outputs`` elements of ``element_bytes`` bytes; 1 where it is packed,
+    and what it gives is as wide as the activations."""
 
     inputs: int
     outputs: int
@@ -51,11 +54,13 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 def kind_of(module: nn.Module) -> Kind:
     """Tell what a module does with its own parameters."""
+    if matrix_of(module) is not None:
+        return Kind.MATRIX
+    if packed_table(module) is not None:
+        return Kind.TABLE
     parameters = own_parameters(module)
     if not parameters:
         return Kind.EMPTY
-    if matrix_of(module) is not None:
-        return Kind.MATRIX
     if _derives(module, "Embedding", "torch.nn.modules.sparse"):
         return Kind.TABLE if set(parameters) == {"weight"} else Kind.UNKNOWN
     if _is_elementwise(module):
@@ -64,10 +69,14 @@ def kind_of(module: nn.Module) -> Kind:
 
 
 def matrix_of(module: object) -> Matrix | None:
-    """The matrix of a linear layer (`torch.nn.Linear`, or `Conv1D` of transformers, which stores it transposed).
+    """The matrix of a linear layer: `torch.nn.Linear`, `Conv1D` of transformers, which stores it transposed, or a layer
+    that stores it packed.
 
-    None if the module is something else, or if its weight does not have the shape that it declares (a packed one).
+    None if the module is something else, or if its weight does not have the shape that it declares.
     """
+    packed = packed_matrix(module)
+    if packed is not None:
+        return Matrix(packed.rows, packed.columns, 1)
     linear = _derives(module, "Linear", "torch.nn.modules.linear")
     if not linear and not _derives(module, "Conv1D", "transformers.pytorch_utils"):
         return None
