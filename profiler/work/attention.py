@@ -1,18 +1,21 @@
 """How an attention module is shaped: heads and widths, read from the weights of its projections.
 
 The widths are facts of the weights; how they divide into heads is checked against what the module and its config say.
-Where the two disagree (a gated query, a compressed key), the module is something that this page does not describe,
-and `NotCovered` says so.
+Where the two disagree, the module is something that this page does not describe, and `NotCovered` says so. Latent
+attention is read in `phaseprof.work.latent`, what a query can reach in `phaseprof.work.reach`.
 """
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from phaseprof.work.modules import Matrix, class_name, matrix_of
+from phaseprof.work.cost import AttentionCost
+from phaseprof.work.latent import is_latent, latent_cost
+from phaseprof.work.modules import Matrix, class_name, matrix_of, own_parameters
 from phaseprof.work.parts import NotCovered
+from phaseprof.work.reach import reach_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,22 +23,11 @@ if TYPE_CHECKING:
 #: Names of the projections in the decoders of transformers.
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("Wq", "Wk", "Wv"), ("query", "key", "value"))
 _FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
-_OUTPUT = ("o_proj", "out_proj", "dense", "c_proj", "attn_out")
-_MLA = ("kv_a_proj_with_mqa", "kv_b_proj", "q_a_proj", "kv_a_proj")
+#: Keys and values alone, where each query head is an expert's (JetMoE).
+_SHARED = "kv_proj"
+_OUTPUT = ("o_proj", "out_proj", "dense", "c_proj", "attn_out", "Wo")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _HEAD_DIM = ("head_dim", "head_size", "attention_head_size")
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """One attention layer. Field names as in `phaseprof.work.cost.AttentionCost`."""
-
-    query_heads: int
-    kv_heads: int
-    qk_head_dim: int
-    v_head_dim: int
-    window_tokens: int | None
-    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +44,45 @@ class _Widths:
 def is_attention(module: nn.Module) -> bool:
     """Whether a module holds the projections of an attention, all of them or only some."""
     children = module._modules
-    if any(name in children for name in (*_FUSED, *_MLA)):
+    if is_latent(module) or any(name in children for name in (*_FUSED, _SHARED)):
         return True
     return any(trio[0] in children or trio[1] in children for trio in _SEPARATE)
 
 
-def attention_shape(module: nn.Module, config: object, layer: int) -> AttentionShape:
+def borrows_keys(module: nn.Module) -> bool:
+    """Whether an attention uses the keys and values of a layer before it (Gemma 3n)."""
+    return getattr(module, "is_kv_shared_layer", False) is True
+
+
+def attention_cost(module: nn.Module, config: object, layer: int) -> AttentionCost:
     """Read one attention module.
 
     Args:
-        module: One for which :func:`is_attention` holds.
+        module: One for which :func:`is_attention` holds, with keys and values of its own.
         config: The config of the decoder that it belongs to.
         layer: Its place in the stack of layers.
 
+    Returns:
+        The cost of one layer.
+
     Raises:
-        NotCovered: If it is no dense causal self-attention, or if weights, module and config disagree.
+        NotCovered: If it is no causal self-attention, or if weights, module and config disagree.
     """
     name = class_name(module)
-    if any(projection in module._modules for projection in _MLA):
-        raise NotCovered(f"{name} is a multi-head latent attention (MLA)")
     if getattr(module, "is_cross_attention", False):
         raise NotCovered(f"{name} is a cross attention")
     if getattr(module, "is_causal", True) is False:
         raise NotCovered(f"{name} attends in both directions (an encoder)")
+    if "indexer" in module._modules:
+        raise NotCovered(f"{name} attends to what an indexer chooses")
+    if is_latent(module):
+        return latent_cost(module, _output(module), reach_of(module, config, layer))
     widths = _widths(module)
-    heads = _attribute(module, config, _HEADS)
-    if heads is None or heads <= 0 or widths.query % heads:
-        raise NotCovered(f"{name}: a query of {widths.query} does not divide into {heads} heads")
-    qk_head_dim = widths.query // heads
+    heads = _heads(module, config, layer)
+    query = _ungated(module, widths, heads)
+    if query % heads:
+        raise NotCovered(f"{name}: a query of {query} does not divide into {heads} heads")
+    qk_head_dim = query // heads
     if widths.key % qk_head_dim or heads % (kv_heads := max(widths.key // qk_head_dim, 1)):
         raise NotCovered(f"{name}: keys of {widths.key} do not divide into heads of {qk_head_dim}")
     if widths.value % kv_heads or widths.output != heads * (widths.value // kv_heads):
@@ -87,21 +90,61 @@ def attention_shape(module: nn.Module, config: object, layer: int) -> AttentionS
             f"{name}: values of {widths.value} for {kv_heads} heads do not lead to the {widths.output} inputs of its "
             "output projection"
         )
-    _check_declared(module, heads, kv_heads, qk_head_dim)
+    if _SHARED not in module._modules:
+        _check_declared(module, heads, kv_heads, qk_head_dim)
     # Falcon's newer layout spreads keys and values over all query heads before it caches them.
     cached = heads // kv_heads if getattr(module, "new_decoder_architecture", False) else 1
-    return AttentionShape(
+    reach = reach_of(module, config, layer)
+    return AttentionCost(
+        layers=1,
         query_heads=heads,
         kv_heads=kv_heads,
         qk_head_dim=qk_head_dim,
         v_head_dim=widths.value // kv_heads,
-        window_tokens=_window(module, config, layer),
+        window_tokens=reach.window_tokens,
         kv_bytes_per_token=cached * (widths.key + widths.value) * widths.kv_element_bytes,
+        chunk_tokens=reach.chunk_tokens,
+        forgets=reach.forgets,
     )
 
 
+def borrowed_cost(
+    module: nn.Module, config: object, layer: int, before: Iterable[AttentionCost]
+) -> AttentionCost:
+    """Read an attention that uses the keys and values of a layer before it: the last with the same reach.
+
+    Args:
+        module: One for which :func:`borrows_keys` holds.
+        config: The config of the decoder that it belongs to.
+        layer: Its place in the stack of layers.
+        before: The layers before it, in their order.
+
+    Raises:
+        NotCovered: If there is no layer that it could use, or if its query does not fit that one's keys.
+    """
+    reach = reach_of(module, config, layer)
+    own = [cost for cost in before if not cost.borrows]
+    source = next((c for c in reversed(own) if c.window_tokens == reach.window_tokens), None)
+    name = class_name(module)
+    if source is None:
+        raise NotCovered(f"{name} uses the keys and values of a layer that is not known")
+    query, output = _matrix(module, "q_proj").outputs, _output(module)
+    fits = query == source.query_heads * source.qk_head_dim
+    if not fits or output.inputs != source.query_heads * source.v_head_dim:
+        raise NotCovered(f"{name} has other heads than the layer whose keys and values it uses")
+    return replace(source, borrows=True)
+
+
+def unused_projections(module: nn.Module) -> list[nn.Module]:
+    """The projections to keys and values of an attention that does not use them (transformers up to 5.10)."""
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return [c for n in names if (c := module._modules.get(n)) is not None]
+
+
 def _widths(module: nn.Module) -> _Widths:
-    output = _only(module, _OUTPUT)
+    if _SHARED in module._modules and "experts" in module._modules:
+        return _widths_of_experts(module)
+    output = _output(module)
     fused = [name for name in _FUSED if name in module._modules]
     if fused:
         matrix = _matrix(module, fused[0])
@@ -117,8 +160,42 @@ def _widths(module: nn.Module) -> _Widths:
     trio = next(
         trio for trio in _SEPARATE if trio[0] in module._modules or trio[1] in module._modules
     )
-    query, key, value = (_matrix(module, name) for name in trio)
+    query, key = (_matrix(module, name) for name in trio[:2])
+    # Where there is no projection to values and the module knows it, the keys are the values (Gemma 4).
+    shared = getattr(module, trio[2], module) is None
+    value = key if shared else _matrix(module, trio[2])
     return _Widths(query.outputs, key.outputs, value.outputs, output.inputs, key.element_bytes)
+
+
+def _widths_of_experts(module: nn.Module) -> _Widths:
+    """Queries of k experts, each as wide as the keys that all share. Their weights are read with the experts."""
+    matrix = _matrix(module, _SHARED)
+    top_k = _attribute(module, None, ("top_k",)) or 1
+    half = matrix.outputs // 2
+    return _Widths(top_k * half, half, half, top_k * half, matrix.element_bytes)
+
+
+def _ungated(module: nn.Module, widths: _Widths, heads: int) -> int:
+    """The width of the query, without the gate of its output that some projections hold beside it (Qwen3-Next)."""
+    head_dim = _attribute(module, None, _HEAD_DIM)
+    doubled = widths.query == 2 * widths.output
+    if doubled and head_dim is not None and heads * head_dim == widths.output:
+        return widths.output
+    return widths.query
+
+
+def _heads(module: nn.Module, config: object, layer: int) -> int:
+    by_layer = getattr(config, "num_attention_heads_per_layer", None)
+    if isinstance(by_layer, list | tuple) and layer < len(by_layer):
+        return int(by_layer[layer])
+    heads = _attribute(module, config, _HEADS)
+    if heads is None or heads <= 0:
+        raise NotCovered(f"{class_name(module)}: how many heads it has is not said")
+    return heads
+
+
+def _output(module: nn.Module) -> Matrix:
+    return _only(module, _OUTPUT)
 
 
 def _only(module: nn.Module, names: tuple[str, ...]) -> Matrix:
@@ -130,11 +207,17 @@ def _only(module: nn.Module, names: tuple[str, ...]) -> Matrix:
 
 def _matrix(module: nn.Module, name: str) -> Matrix:
     child = module._modules.get(name)
-    matrix = None if child is None else matrix_of(child)
+    matrix = None if child is None else matrix_of(_inner(child))
     if matrix is None:
         what = "missing" if child is None else f"a {class_name(child)}"
         raise NotCovered(f"{name} of {class_name(module)} is {what}, not a plain linear layer")
     return matrix
+
+
+def _inner(child: nn.Module) -> nn.Module:
+    """The linear layer in a module that holds one and nothing else (Moshi)."""
+    inside = [c for c in child._modules.values() if c is not None]
+    return inside[0] if len(inside) == 1 and not own_parameters(child) else child
 
 
 def _attribute(module: object, config: object, names: tuple[str, ...]) -> int | None:
@@ -157,45 +240,3 @@ def _check_declared(module: object, heads: int, kv_heads: int, head_dim: int) ->
             raise NotCovered(
                 f"{class_name(module)} says {names[0]} = {declared}, but its weights say {derived}"
             )
-
-
-def _window(module: object, config: object, layer: int) -> int | None:
-    """The sliding window of a layer, in tokens; None for full attention.
-
-    As the caches of transformers decide it: by ``config.layer_types``, or, where there is none, by the window of the
-    attention or of the config, for all layers alike.
-    """
-    layer_types: Any = getattr(config, "layer_types", None)
-    if layer_types is not None:
-        kind = layer_types[layer] if layer < len(layer_types) else "not given"
-        if kind == "full_attention":
-            return None
-        if kind != "sliding_attention":
-            raise NotCovered(f"layers of type {kind}")
-        window = getattr(config, "sliding_window", None) or getattr(module, "sliding_window", None)
-        if window is None:
-            raise NotCovered("sliding layers without a window in the config")
-        return int(window)
-    if getattr(config, "attention_chunk_size", None) is not None:
-        raise NotCovered("layers of type chunked_attention")
-    if "local" in (getattr(config, "attention_layers", None) or ()):
-        raise NotCovered("layers of type local (GPT-Neo)")
-    owner = module if hasattr(module, "sliding_window") else config
-    window = getattr(owner, "sliding_window", None)
-    if not isinstance(window, int) or getattr(config, "use_sliding_window", True) is False:
-        return None
-    if owner is config and not _declares(config, "sliding_window"):
-        # The cache forgets what the attention would still look at.
-        raise NotCovered("a sliding window in the config of a model that does not know of one")
-    return window
-
-
-def _declares(config: object, name: str) -> bool:
-    """Whether a config's class knows a field. Any key of a config.json becomes an attribute, known or not."""
-    kind = type(config)
-    if hasattr(kind, name):
-        return True
-    try:
-        return name in inspect.signature(kind.__init__).parameters
-    except (TypeError, ValueError):
-        return False

@@ -33,6 +33,8 @@ class AttentionCost:
         expand_flops_per_token: FLOPs to turn one cached latent into keys and values again, in one layer. Spent in each
             pass on every token that the cache holds, where it holds latents (MLA); 0 otherwise. What the tokens of the
             pass take is in ``linear_flops_per_token``.
+        forgets: The cache drops what lies outside of the window; False where only the mask knows of it (GPT-Neo).
+        borrows: Its keys and values are those of a layer before it: it reads them and writes none.
     """
 
     layers: int
@@ -46,6 +48,8 @@ class AttentionCost:
     causal: bool = True
     chunk_tokens: int | None = None
     expand_flops_per_token: int = 0
+    forgets: bool = True
+    borrows: bool = False
 
     @property
     def flops_per_pair(self) -> int:

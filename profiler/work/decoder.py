@@ -14,10 +14,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from phaseprof.work.attention import AttentionShape, attention_shape, is_attention
+from phaseprof.work.altup import read_altup
+from phaseprof.work.attention import (
+    attention_cost,
+    borrowed_cost,
+    borrows_keys,
+    is_attention,
+    unused_projections,
+)
 from phaseprof.work.cost import AttentionCost, ExpertsCost, ModelCost, StateCost
+from phaseprof.work.experts import read_experts
 from phaseprof.work.modules import (
     Kind,
     class_name,
@@ -28,27 +36,56 @@ from phaseprof.work.modules import (
 )
 from phaseprof.work.parts import NotCovered, Part, Reader
 from phaseprof.work.state import state_part
+from phaseprof.work.structure import (
+    config_of,
+    general,
+    layer_of,
+    numbered,
+    output_head,
+    place,
+    stops_early,
+    text_config,
+    text_modules,
+    token_table,
+)
 from phaseprof.work.weights import Weights
 
 if TYPE_CHECKING:
     from torch import nn
 
+_Layer = TypeVar("_Layer", AttentionCost, StateCost)
+
 #: Readers of what mixes tokens in place of an attention, or beside it. They are asked before a module is taken for an
 #: attention.
 MIXERS: tuple[Reader, ...] = (state_part,)
 #: Readers of what each token passes through by itself.
-POINTWISE: tuple[Reader, ...] = ()
+POINTWISE: tuple[Reader, ...] = (read_experts, read_altup)
 
-#: Linear layers outside the stack that every token passes through (OPT's projections, a classifier's score).
-_PER_TOKEN = frozenset({"project_in", "project_out", "score"})
-_HEADS = frozenset({"lm_head", "embed_out"})
+#: Linear layers outside the stack that every token passes through: OPT's projections, a classifier's score, those of
+#: Gemma 3n. Of a list, the name of the list counts.
+_PER_TOKEN = frozenset(
+    {
+        "project_in",
+        "project_out",
+        "score",
+        "per_layer_model_projection",
+        "altup_projections",
+        "altup_unembed_projections",
+    }
+)
+#: Kinds of layers that mix no tokens, where each layer is one thing only (Nemotron-H).
+_POINTWISE_LAYERS = frozenset({"mlp", "moe"})
 _POSITIONS = re.compile(r"pos|wpe")
+_TABLES = frozenset({"embed_tokens_per_layer"})
+#: Vectors that scale, shift or replace elements: they multiply no matrix.
+_VECTORS = re.compile(r"bias|sinks?$|scale|scalar|residual")
 #: How many reasons are kept: a vision tower would give hundreds.
 _MAX_REASONS = 8
 
+#: Of a path alone: a class may be named after a model that has experts elsewhere.
+_EXPERTS = re.compile(r"expert|moe|router", re.IGNORECASE)
 #: Parts that are known and not covered yet, by their path or class, most telling first.
 _FOREIGN = (
-    (re.compile(r"expert|moe|router", re.IGNORECASE), "a mixture of experts"),
     (re.compile(r"lora_|peft", re.IGNORECASE), "an adapter that is not merged"),
     (re.compile(r"vision|visual|image|patch", re.IGNORECASE), "a vision tower"),
     (re.compile(r"audio|speech", re.IGNORECASE), "an audio tower"),
@@ -91,22 +128,22 @@ def decoder_cost(model: nn.Module) -> ModelCost:
             not_covered=_shorten(reasons),
         )
     head = weights.of_modules([walk.head] if walk.head is not None else [])
-    tables = weights.of_modules(walk.tables)
-    apart = weights.of_modules(walk.apart)
-    rows = [(table.weight, _row_bytes(table)) for table in walk.tables]
+    outside = head | weights.of_modules(walk.tables) | weights.of_modules(walk.apart)
+    rows = [(weights.of_modules([table]), weights.row_bytes(table)) for table in walk.tables]
     return ModelCost(
         linear_flops_per_token=walk.linear_flops,
         head_flops_per_token=0 if walk.head is None else _matrix_flops(walk.head),
         attention=_grouped(walk.layers),
-        body_weight_bytes=weights.bytes() - weights.bytes(head | tables | apart),
+        body_weight_bytes=weights.bytes(weights.of_modules(walk.run_modules) - outside),
         head_weight_bytes=weights.bytes(head),
         lookup_bytes_per_token=sum(size for _, size in rows),
         parameter_bytes=weights.bytes(),
         parameters=weights.elements(),
         dtype=dtype,
-        tied_lookup_bytes_per_token=sum(size for w, size in rows if weights.key(w) in head),
+        tied_lookup_bytes_per_token=sum(size for keys, size in rows if keys <= head),
         experts=_grouped_experts(walk.experts),
-        states=_grouped_states(walk.states),
+        states=_grouped(walk.states),
+        offloaded_bytes=weights.offloaded_bytes,
     )
 
 
@@ -119,20 +156,29 @@ class _Walk:
     linear_flops: int = 0
     tables: list[Any] = field(default_factory=list)
     head: nn.Module | None = None
-    layers: dict[int, AttentionShape] = field(default_factory=dict)
+    layers: dict[int, AttentionCost] = field(default_factory=dict)
     states: dict[int, StateCost] = field(default_factory=dict)
     experts: list[ExpertsCost] = field(default_factory=list)
+    #: What a pass runs, and of it what a reader stands for; paths that a reader has told what they are.
+    run_modules: list[nn.Module] = field(default_factory=list)
     accounted: set[nn.Module] = field(default_factory=set)
     apart: list[nn.Module] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        modules = dict(self.model.named_modules())
+        modules = text_modules(dict(self.model.named_modules()))
         self._check_whole(modules)
-        stack = self._read_stack(modules)
-        self.head = _output_head(modules)
-        token_table = _token_table(modules)
+        stack = self._find_stack(modules)
+        if stack is not None:
+            modules = self._without_rest(modules, stack)
+            try:
+                self._read_layers(modules, stack)
+            except NotCovered as reason:
+                self.reasons.append(str(reason))
+        self.head = output_head(modules)
+        table = token_table(modules)
         seen: set[str] = set()
+        self.run_modules = list(modules.values())
         for path, module in modules.items():
             if module in self.accounted:
                 continue
@@ -141,95 +187,112 @@ class _Walk:
                 continue
             foreign = None if self._is_known(path) else _foreign(path, module, kind)
             if foreign is None:
-                self._read_part(path, module, kind, stack, token_table)
+                self._read_part(path, module, kind, stack, table)
             elif foreign not in seen:
                 seen.add(foreign)
-                self.reasons.append(f"{foreign} ({_general(path) or class_name(module)})")
+                self.reasons.append(f"{foreign} ({general(path) or class_name(module)})")
 
     def _check_whole(self, modules: dict[str, nn.Module]) -> None:
-        configs = [c for m in modules.values() if (c := _config(m)) is not None]
+        configs = [c for m in modules.values() if (c := config_of(m)) is not None]
         if any(getattr(config, "is_encoder_decoder", False) for config in configs):
             self.reasons.append("an encoder-decoder model")
-        if any(getattr(config, "num_kv_shared_layers", 0) for config in configs):
-            self.reasons.append("layers that share the keys and values of others")
         for path, module in shared_modules(self.model):
             self.reasons.append(
                 f"{path} ({class_name(module)}) stands in several places: how often it runs is not known"
             )
 
-    def _read_stack(self, modules: dict[str, nn.Module]) -> str | None:
-        """Read the mixers of every layer, and what else the readers know. Return the path of the one stack that the
-        layers form, if they do."""
-        try:
-            mixers = self._mixers(modules)
-        except NotCovered as reason:
-            self.reasons.append(str(reason))
-            return None
-        places = {path: _place(path) for path in mixers}
-        stacks = {place[0] for place in places.values() if place is not None}
-        if not mixers:
+    def _find_stack(self, modules: dict[str, nn.Module]) -> str | None:
+        """The path of the one stack that the layers form, if they do."""
+        places = {
+            path: place(path)
+            for path, module in modules.items()
+            if is_attention(module) or self._mixer(modules, path) is not None
+        }
+        stacks = {at[0] for at in places.values() if at is not None}
+        if not places:
             self.reasons.append("no attention layers that are known")
             return None
         if len(stacks) != 1 or None in places.values():
-            where = ", ".join(sorted(set(map(_general, mixers))))
+            where = ", ".join(sorted(set(map(general, places))))
             self.reasons.append(f"attention in several places ({where})")
             return None
-        stack = stacks.pop()
-        config = _text_config(modules, stack)
+        return stacks.pop()
+
+    def _mixer(self, modules: dict[str, nn.Module], path: str) -> Part | None:
+        at = place(path) if MIXERS else None
+        if at is None:
+            return None
         try:
-            for path, part in mixers.items():
-                place = places[path]
-                self._add_mixer(path, modules[path], part, config, 0 if place is None else place[1])
-            self._add_pointwise(modules, stack)
+            return _ask(MIXERS, modules[path], text_config(modules, at[0]), at[1])
         except NotCovered as reason:
             self.reasons.append(str(reason))
-            return stack
-        depth = len(modules[stack]._modules)
-        declared = getattr(config, "num_hidden_layers", depth)
-        mixed = self.layers.keys() | self.states.keys()
-        if sorted(mixed) != list(range(depth)):
-            self.reasons.append(f"only {len(mixed)} of {depth} layers have an attention")
-        elif declared != depth:
-            # A stack that is run several times, or not to its end.
-            self.reasons.append(f"the config says {declared} layers, the model has {depth}")
-        return stack
+            return None
 
-    def _mixers(self, modules: dict[str, nn.Module]) -> dict[str, Part | None]:
-        """Everything that mixes tokens, by its path; None for an attention, which is read later.
+    def _without_rest(self, modules: dict[str, nn.Module], stack: str) -> dict[str, nn.Module]:
+        """Leave out the layers that the config has a pass stop before (early exit)."""
+        depth = len(modules[stack]._modules)
+        declared = getattr(text_config(modules, stack), "num_hidden_layers", depth)
+        if declared == depth:
+            return modules
+        if not 0 < declared < depth or not stops_early(modules, stack):
+            self.reasons.append(f"the config says {declared} layers, the model has {depth}")
+            return modules
+        return {
+            path: module
+            for path, module in modules.items()
+            if (at := layer_of(stack, path)) is None or at[0] < declared
+        }
+
+    def _read_layers(self, modules: dict[str, nn.Module], stack: str) -> None:
+        """Read the mixers of every layer, and what else the readers know.
 
         Raises:
-            NotCovered: By a reader.
+            NotCovered: By a reader, or if a layer has no mixer or several.
         """
-        found: dict[str, Part | None] = {}
+        config = text_config(modules, stack)
+        borrowing: list[nn.Module] = []
         for path, module in modules.items():
-            place = _place(path)
-            part = None if place is None else _ask(MIXERS, module, modules, path, place[1])
-            if part is not None or is_attention(module):
-                found[path] = part
-        return found
-
-    def _add_mixer(
-        self, path: str, module: nn.Module, part: Part | None, config: object, layer: int
-    ) -> None:
-        if part is not None:
-            if layer in self.states or not isinstance(part.cost, StateCost):
-                raise NotCovered(f"several state mixers in one layer ({_general(path)})")
-            self.states[layer] = part.cost
-            self._account(path, part)
-            return
-        if layer in self.layers:
-            raise NotCovered(f"several attentions in one layer ({_general(path)})")
-        self.layers[layer] = attention_shape(module, config, layer)
-
-    def _add_pointwise(self, modules: dict[str, nn.Module], stack: str) -> None:
-        for path, module in modules.items():
-            place = _place(path)
-            if place is None or place[0] != stack or module in self.accounted:
+            at = layer_of(stack, path)
+            if at is None or module in self.accounted:
                 continue
-            part = _ask(POINTWISE, module, modules, path, place[1])
-            if part is not None and isinstance(part.cost, ExpertsCost):
-                self.experts.append(part.cost)
+            layer = at[0]
+            mixer = self._mixer(modules, path)
+            if mixer is not None:
+                if layer in self.states or not isinstance(mixer.cost, StateCost):
+                    raise NotCovered(f"several state mixers in one layer ({general(path)})")
+                self.states[layer] = mixer.cost
+                self._account(path, mixer)
+            elif is_attention(module):
+                if layer in self.layers:
+                    raise NotCovered(f"several attentions in one layer ({general(path)})")
+                self.layers[layer] = self._attention(module, config, layer, borrowing)
+            part = _ask(POINTWISE, module, config, layer)
+            if part is not None:
+                if isinstance(part.cost, ExpertsCost):
+                    self.experts.append(part.cost)
                 self._account(path, part)
+        self._leave_out(borrowing)
+        depth = len({at[0] for path in modules if (at := layer_of(stack, path)) is not None})
+        kinds: Any = getattr(config, "layer_types", None) or ()
+        pointwise = {i for i, kind in enumerate(kinds) if kind in _POINTWISE_LAYERS}
+        mixed = self.layers.keys() | self.states.keys() | pointwise
+        if not mixed.issuperset(range(depth)):
+            raise NotCovered(f"only {len(mixed)} of {depth} layers have an attention")
+
+    def _attention(
+        self, module: nn.Module, config: object, layer: int, borrowing: list[nn.Module]
+    ) -> AttentionCost:
+        if borrows_keys(module):
+            borrowing.append(module)
+            before = (self.layers[i] for i in sorted(self.layers) if i < layer)
+            return borrowed_cost(module, config, layer, before)
+        return attention_cost(module, config, layer)
+
+    def _leave_out(self, borrowing: list[nn.Module]) -> None:
+        for attention in borrowing:
+            unused = [m for child in unused_projections(attention) for m in child.modules()]
+            self.accounted.update(unused)
+            self.apart.extend(unused)
 
     def _is_known(self, path: str) -> bool:
         """Whether a reader has told what a module or one around it is: its name may say anything then."""
@@ -241,32 +304,34 @@ class _Walk:
 
     def _account(self, path: str, part: Part) -> None:
         self.known.add(path)
+        self.linear_flops += part.linear_flops_per_token
         self.accounted.update(part.accounted)
         self.apart.extend(part.apart)
 
     def _read_part(
-        self, path: str, module: nn.Module, kind: Kind, stack: str | None, token_table: object
+        self, path: str, module: nn.Module, kind: Kind, stack: str | None, table: object
     ) -> None:
         """Count one module with parameters of its own, or say why it cannot be counted."""
-        name = path.rpartition(".")[2]
-        inside = None if stack is None else _inside(stack, path)
-        if kind is Kind.MATRIX and (inside is not None or name in _PER_TOKEN):
-            if _numbered(inside or ""):
-                self.reasons.append(f"several blocks in one layer ({_general(path)})")
+        inside = None if stack is None else layer_of(stack, path)
+        if kind is Kind.MATRIX and (inside is not None or _per_token(path)):
+            if inside is not None and numbered(inside[1]):
+                self.reasons.append(f"several blocks in one layer ({general(path)})")
             self.linear_flops += _matrix_flops(module)
         elif kind is Kind.MATRIX and module is self.head:
             pass
-        elif kind is Kind.TABLE and inside is None and _is_lookup(name, module, token_table):
+        elif kind is Kind.TABLE and inside is None and _is_lookup(path, module, table):
             self.tables.append(module)
         elif kind is Kind.UNKNOWN:
-            names = ", ".join(own_parameters(module))
-            self.reasons.append(
-                f"{_general(path) or 'the model'} ({class_name(module)}) has parameters of unknown use: {names}"
-            )
-        elif stack is not None or not _numbered(path):
+            unknown = [n for n, p in own_parameters(module).items() if not _is_vector(n, p)]
+            if unknown:
+                self.reasons.append(
+                    f"{general(path) or 'the model'} ({class_name(module)}) has parameters of unknown use: "
+                    f"{', '.join(unknown)}"
+                )
+        elif stack is not None or not numbered(path):
             # Without a stack, that is said already, and so is every layer's part in it.
             self.reasons.append(
-                f"{_general(path)} ({class_name(module)}): how often it is used is not known"
+                f"{general(path)} ({class_name(module)}): how often it is used is not known"
             )
 
 
@@ -275,42 +340,21 @@ def _matrix_flops(module: nn.Module) -> int:
     return 0 if matrix is None else matrix.flops_per_token
 
 
-def _row_bytes(table: Any) -> int:
-    return int(table.weight.shape[1]) * int(table.weight.element_size())
-
-
-def _grouped(layers: dict[int, AttentionShape]) -> tuple[AttentionCost, ...]:
-    """Join identical layers, groups in the order of their first layer."""
-    groups: dict[AttentionShape, list[int]] = {}
-    for layer in sorted(layers):
-        groups.setdefault(layers[layer], []).append(layer)
-    return tuple(
-        AttentionCost(
-            layers=len(indices),
-            query_heads=shape.query_heads,
-            kv_heads=shape.kv_heads,
-            qk_head_dim=shape.qk_head_dim,
-            v_head_dim=shape.v_head_dim,
-            window_tokens=shape.window_tokens,
-            kv_bytes_per_token=shape.kv_bytes_per_token,
-            layer_indices=tuple(indices),
-        )
-        for shape, indices in groups.items()
+def _ask(readers: tuple[Reader, ...], module: nn.Module, config: object, layer: int) -> Part | None:
+    return next(
+        (part for read in readers if (part := read(module, config, layer)) is not None), None
     )
 
 
-def _ask(
-    readers: tuple[Reader, ...],
-    module: nn.Module,
-    modules: dict[str, nn.Module],
-    path: str,
-    layer: int,
-) -> Part | None:
-    for reader in readers:
-        part = reader(module, _text_config(modules, path), layer)
-        if part is not None:
-            return part
-    return None
+def _grouped(found: dict[int, _Layer]) -> tuple[_Layer, ...]:
+    """Join identical layers, groups in the order of their first layer."""
+    groups: dict[_Layer, list[int]] = {}
+    for layer in sorted(found):
+        groups.setdefault(found[layer], []).append(layer)
+    return tuple(
+        replace(cost, layers=len(indices), layer_indices=tuple(indices))
+        for cost, indices in groups.items()
+    )
 
 
 def _grouped_experts(found: list[ExpertsCost]) -> tuple[ExpertsCost, ...]:
@@ -321,86 +365,23 @@ def _grouped_experts(found: list[ExpertsCost]) -> tuple[ExpertsCost, ...]:
     return tuple(replace(cost, layers=number) for cost, number in layers.items())
 
 
-def _grouped_states(found: dict[int, StateCost]) -> tuple[StateCost, ...]:
-    """Join identical layers, in the order of the first of them."""
-    groups: dict[StateCost, list[int]] = {}
-    for layer in sorted(found):
-        groups.setdefault(found[layer], []).append(layer)
-    return tuple(
-        replace(cost, layers=len(indices), layer_indices=tuple(indices))
-        for cost, indices in groups.items()
-    )
+def _per_token(path: str) -> bool:
+    *around, name = path.split(".")
+    return (around[-1] if name.isdigit() and around else name) in _PER_TOKEN
 
 
-def _config(module: object) -> object:
-    config = getattr(module, "config", None)
-    return None if callable(config) else config
+def _is_lookup(path: str, table: nn.Module, tokens: object) -> bool:
+    name = path.rpartition(".")[2]
+    return table is tokens or name in _TABLES or _POSITIONS.search(name) is not None
 
 
-def _text_config(modules: dict[str, nn.Module], path: str) -> object:
-    """The config of the nearest module around a path; of a composite config, its text part."""
-    while True:
-        config = _config(modules.get(path))
-        if config is not None or not path:
-            get_text = getattr(config, "get_text_config", None)
-            return get_text() if callable(get_text) else config
-        path = path.rpartition(".")[0]
-
-
-def _output_head(modules: dict[str, nn.Module]) -> nn.Module | None:
-    for path, module in modules.items():
-        get = getattr(module, "get_output_embeddings", None)
-        try:
-            head: nn.Module | None = get() if callable(get) else None
-        except (AttributeError, NotImplementedError):
-            head = None
-        if head is not None and head in modules.values():
-            return head
-        if path.rpartition(".")[2] in _HEADS:
-            return module
-    return None
-
-
-def _token_table(modules: dict[str, nn.Module]) -> object:
-    for module in modules.values():
-        get = getattr(module, "get_input_embeddings", None)
-        try:
-            table = get() if callable(get) else None
-        except (AttributeError, NotImplementedError):
-            table = None
-        if table is not None:
-            return table
-    return None
-
-
-def _is_lookup(name: str, table: nn.Module, token_table: object) -> bool:
-    return table is token_table or _POSITIONS.search(name) is not None
-
-
-def _place(path: str) -> tuple[str, int] | None:
-    """The stack that an attention lies in and the number of its layer there: what the last number in its path says."""
-    parts = path.split(".")
-    at = max((i for i, part in enumerate(parts) if part.isdigit()), default=None)
-    return None if at is None else (".".join(parts[:at]), int(parts[at]))
-
-
-def _inside(stack: str, path: str) -> str | None:
-    """The path within a layer of the stack; None for a path outside of it."""
-    layer, _, rest = path.removeprefix(f"{stack}." if stack else "").partition(".")
-    within = path.startswith(f"{stack}.") if stack else True
-    return rest if within and layer.isdigit() else None
-
-
-def _numbered(path: str) -> bool:
-    return any(part.isdigit() for part in path.split("."))
-
-
-def _general(path: str) -> str:
-    """A path with its numbers left out, so that the layers of a stack give one reason and not eighty."""
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+def _is_vector(name: str, parameter: Any) -> bool:
+    return parameter.dim() <= 1 and _VECTORS.search(name) is not None
 
 
 def _foreign(path: str, module: nn.Module, kind: Kind) -> str | None:
+    if _EXPERTS.search(path):
+        return "a mixture of experts of unknown form"
     # A linear layer says nothing by its class (Conv1D of GPT-2 is one), only by where it stands.
     names = [path] if kind is Kind.MATRIX else [path, class_name(module)]
     return next((what for pattern, what in _FOREIGN if any(map(pattern.search, names))), None)

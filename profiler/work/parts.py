@@ -25,15 +25,18 @@ class Part:
     """One module, read.
 
     Attributes:
-        cost: What it costs, for one layer (``layers=1``); the walk joins identical ones and sets their indices.
+        cost: What it costs, for one layer (``layers=1``); the walk joins identical ones and sets their indices. None
+            if matrices that every token passes through are all there is.
         accounted: The modules whose own parameters ``cost`` stands for, or that multiply no token (a vector of
             decays). Their bytes belong to the body, which a pass reads whole, unless they are in ``apart``.
         apart: Those of ``accounted`` whose bytes are in ``cost`` and not in the body (routed experts).
+        linear_flops_per_token: FLOPs of the matrices in ``accounted`` that every token passes through (a router).
     """
 
-    cost: ExpertsCost | StateCost
+    cost: ExpertsCost | StateCost | None
     accounted: tuple[nn.Module, ...]
     apart: tuple[nn.Module, ...] = ()
+    linear_flops_per_token: int = 0
 
 
 class Reader(Protocol):

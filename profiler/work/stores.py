@@ -5,11 +5,12 @@ Checked against the layers of transformers: what `update` returns, and what its 
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from phaseprof.work.cache_layers import Packing
-from phaseprof.work.cost import ModelCost
+from phaseprof.work.cost import AttentionCost, ModelCost
 from phaseprof.work.kv import KvLayout
 
 
@@ -22,12 +23,14 @@ class Store:
         window: Sliding window in tokens; None for layers that keep every token.
         allocated: Slots of static layers; None for layers that grow.
         always_masked: Their attention is given a mask even in a prefill without padding.
+        borrowed: Layers that read what others hold: nothing is written, held or copied for them.
     """
 
     bytes_per_token: int
     window: int | None
     allocated: int | None
     always_masked: bool
+    borrowed: bool = False
 
     def read_bytes(self, past: int, query: int, *, cached: bool, masked: bool) -> int:
         """What the layers hand to attention, as their `update` in transformers does."""
@@ -35,22 +38,22 @@ class Store:
 
     def write_bytes(self, past: int, query: int) -> int:
         """What the tokens of the pass add."""
-        return self.bytes_per_token * query
+        return 0 if self.borrowed else self.bytes_per_token * query
 
     def held_bytes(self, past: int, query: int) -> int:
         """What the layers keep after the pass."""
-        return self.bytes_per_token * self._held(past, query)
+        return 0 if self.borrowed else self.bytes_per_token * self._held(past, query)
 
     def allocated_bytes(self, past: int, query: int) -> int:
         """What the layers take after the pass, empty slots included."""
-        if self.allocated is None:
+        if self.allocated is None or self.borrowed:
             return self.held_bytes(past, query)
         return self.bytes_per_token * self.allocated
 
     def copied_bytes(self, past: int, query: int) -> int:
         """What `update` reads and writes beside the tokens of the pass: a growing layer is joined with them into a new
         tensor; a full sliding one is moved along and copied back."""
-        return self.bytes_per_token * self._copied(past, query)
+        return 0 if self.borrowed else self.bytes_per_token * self._copied(past, query)
 
     def _read(self, past: int, query: int, *, cached: bool, masked: bool) -> int:
         if not cached or self.allocated is None:
@@ -150,6 +153,7 @@ def stores_of(cost: ModelCost, layout: KvLayout | None) -> tuple[Store | PackedS
         layout: Of the real cache; None: layers grow, with the bytes of the weights' dtype.
     """
     merged: dict[tuple[int | None, int | None, Packing | None], tuple[int, int]] = {}
+    borrowed: list[Store] = []
 
     def add(key: tuple[int | None, int | None, Packing | None], layers: int, size: int) -> None:
         count, total = merged.get(key, (0, 0))
@@ -157,18 +161,39 @@ def stores_of(cost: ModelCost, layout: KvLayout | None) -> tuple[Store | PackedS
 
     if layout is None:
         for group in cost.attention:
-            # A chunk is kept like a window.
-            reach = group.window_tokens or group.chunk_tokens
-            add((reach, None, None), group.layers, group.kv_bytes_per_token)
+            if not group.borrows:
+                add((_kept(group), None, None), group.layers, group.kv_bytes_per_token)
     else:
         for cached in layout.groups:
             key = (cached.window_tokens, cached.allocated_tokens, cached.packing)
             add(key, cached.layers, cached.bytes_per_token)
-    windows = {group.window_tokens or group.chunk_tokens for group in cost.attention}
+    windows = {_kept(group) for group in cost.attention}
+    for group in cost.attention:
+        if group.borrows:
+            borrowed.append(_borrowed(group, merged, windows))
     # A static layer as long as the window is given a sliding mask, always; a shorter one has no use for it.
-    return tuple(
+    own = (
         Store(size, window, allocated, window is not None and window in windows)
         if packing is None
         else PackedStore(size, layers, packing)
         for (window, allocated, packing), (layers, size) in merged.items()
     )
+    return (*own, *borrowed)
+
+
+def _kept(group: AttentionCost) -> int | None:
+    """The window that a growing cache of the layers has. A chunk is kept like a window."""
+    return (group.window_tokens or group.chunk_tokens) if group.forgets else None
+
+
+def _borrowed(
+    group: AttentionCost,
+    own: Iterable[tuple[int | None, int | None, Packing | None]],
+    windows: Container[int | None],
+) -> Store:
+    """What layers read that use the keys and values of others: the cache layers of the same reach."""
+    kept = _kept(group)
+    alike = [(window, slots) for window, slots, _ in own if (window is None) == (kept is None)]
+    window, allocated = next(iter(alike), (kept, None))
+    size = group.layers * group.kv_bytes_per_token
+    return Store(size, window, allocated, window is not None and window in windows, borrowed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,33 @@ def chunked_llama() -> Any:
     return model
 
 
+def mixtral() -> Any:
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+    return transformers.MixtralForCausalLM(config).eval()
+
+
+def listed_experts() -> Any:
+    """Experts with no router that could say how many of them a token is sent to."""
+    model = llama()
+    for layer in model.model.layers:
+        layer.mlp.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+    return model
+
+
+def misrouted_experts() -> Any:
+    """A router with a choice more than there are experts: to skip them."""
+    model = mixtral()
+    for layer in model.model.layers:
+        layer.mlp.gate.weight = nn.Parameter(torch.zeros(5, 32))
+    return model
+
+
+def contradicting_experts() -> Any:
+    model = mixtral()
+    model.config.num_experts_per_tok = 3
+    return model
+
+
 def of(family: str, ending: str = "ForCausalLM", **given: Any) -> Callable[[], Any]:
     def build() -> Any:
         config = getattr(transformers, f"{family}Config")(**given)
@@ -52,29 +80,6 @@ def of(family: str, ending: str = "ForCausalLM", **given: Any) -> Callable[[], A
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (of("Mixtral", **SIZES, num_local_experts=4), "a mixture of experts"),
-        (
-            of("Qwen3Moe", **SIZES, num_experts=4, moe_intermediate_size=16),
-            "a mixture of experts",
-        ),
-        (
-            of(
-                "DeepseekV3",
-                **SIZES | {"num_key_value_heads": 4},
-                q_lora_rank=16,
-                kv_lora_rank=16,
-                qk_nope_head_dim=8,
-                qk_rope_head_dim=8,
-                v_head_dim=8,
-                n_routed_experts=4,
-                num_experts_per_tok=1,
-                n_group=1,
-                topk_group=1,
-                moe_intermediate_size=16,
-                first_k_dense_replace=2,
-            ),
-            "a multi-head latent attention",
-        ),
         (of("Bert", "Model", **BERT), "attends in both directions"),
         (of("Bert", "ForMaskedLM", **BERT), "attends in both directions"),
         (of("Roberta", "Model", **BERT), "attends in both directions"),
@@ -106,17 +111,6 @@ def of(family: str, ending: str = "ForCausalLM", **given: Any) -> Callable[[], A
             ),
             "cross",
         ),
-        (
-            of(
-                "GPTNeo",
-                vocab_size=97,
-                hidden_size=32,
-                num_layers=2,
-                num_heads=4,
-                attention_types=[[["global", "local"], 1]],
-            ),
-            "layers of type local",
-        ),
         (of("DiffLlama", **SIZES), "parameters of unknown use: lambda_q1"),
         (
             of(
@@ -132,7 +126,15 @@ def of(family: str, ending: str = "ForCausalLM", **given: Any) -> Callable[[], A
             "a vision tower",
         ),
         (lambda: nn.Linear(4, 4), "no attention layers that are known"),
-        (chunked_llama, "layers of type chunked_attention"),
+        (chunked_llama, "chunked layers without a size in the config"),
+        (lambda: llama(attention_chunk_size=8), "layers of type chunked_attention"),
+        (
+            of("Moshi", **SIZES, sliding_window=8, ffn_dim=96),
+            "a sliding window in the config of a model",
+        ),
+        (listed_experts, "does not say how many experts"),
+        (misrouted_experts, "chooses among other things than its 4 experts"),
+        (contradicting_experts, "contradicts its config about how many experts"),
         (lambda: llama(sliding_window=8), "a sliding window in the config of a model"),
     ],
 )
@@ -222,10 +224,32 @@ def test_a_layer_that_runs_twice_is_not_covered() -> None:
     assert not model_cost(model).covered
 
 
-def test_a_stack_that_is_not_run_to_its_end_is_not_covered() -> None:
-    model = llama()
+def test_a_stack_that_is_not_run_to_its_end_counts_the_layers_that_are_run() -> None:
+    """Early exit of assisted decoding lowers the number in the config for the passes that draft."""
+    model, short = llama(num_hidden_layers=3), llama(num_hidden_layers=1)
     model.config.num_hidden_layers = 1
-    assert model_cost(model).not_covered == ("the config says 1 layers, the model has 2",)
+    cost, expected = model_cost(model), model_cost(short)
+    assert cost.not_covered == ()
+    assert replace(cost, parameters=0, parameter_bytes=0) == replace(
+        expected, parameters=0, parameter_bytes=0
+    )
+    assert cost.parameters == sum(p.numel() for p in model.parameters())
+
+
+class Endless(nn.Module):
+    """Runs all its layers, whatever the config says."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.config = model.config
+        self.layers = model.model.layers
+
+
+@pytest.mark.parametrize("layers", [1, 5])
+def test_a_number_of_layers_that_says_nothing_is_not_believed(layers: int) -> None:
+    model = Endless(llama(num_hidden_layers=3))
+    model.config.num_hidden_layers = layers
+    assert model_cost(model).not_covered == (f"the config says {layers} layers, the model has 3",)
 
 
 def test_a_config_that_does_not_fit_the_weights_is_not_believed() -> None:
