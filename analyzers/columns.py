@@ -1,16 +1,22 @@
-"""Small Arrow helpers that the analyzers share: plain columns, statistics, interval sums. No loop over rows.
+"""Small Arrow helpers that the analyzers share: plain columns, names, groups, statistics. No loop over rows.
 
-A reader may hand over chunked or dictionary-encoded columns; everything here works on plain contiguous arrays.
+A reader may hand over chunked or dictionary-encoded columns; what is called a column here is plain and contiguous, and
+what is called names stays a dictionary: a comparison then looks at each name once.
+
+`pyarrow.array`, `pyarrow.scalar`, Python values as arguments of compute functions, `group_by` and `join` import pandas
+where it is installed, which takes longer than to report on a million passes: the helpers here do without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from phaseprof.analyzers.results import Percentiles
+from phaseprof.trace.columns import to_column
 
 _INT64_LIMIT = 2**63 - 1
 
@@ -18,7 +24,7 @@ _INT64_LIMIT = 2**63 - 1
 def plain(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     """One contiguous array, dictionaries decoded."""
     if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
+        values = _combined(values)
     if pa.types.is_dictionary(values.type):
         values = pc.cast(values, values.type.value_type)
     return values
@@ -32,6 +38,56 @@ def column(table: pa.Table, name: str) -> pa.Array:
 def int_column(table: pa.Table, name: str) -> pa.Array:
     """As :func:`column`, as int64 (a partition column may be narrower, or a dictionary)."""
     return pc.cast(column(table, name), pa.int64())
+
+
+def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """A scalar of one of the schema's types, or a null of any."""
+    if value is None:
+        return pa.nulls(1, kind)[0]
+    return to_column([value], kind)[0]
+
+
+def names(table: pa.Table, name: str) -> pa.DictionaryArray:
+    """A column of names as one dictionary array."""
+    values = table.column(name)
+    if not pa.types.is_dictionary(values.type):
+        return _combined(values).dictionary_encode()
+    return _combined(values.unify_dictionaries())
+
+
+def _combined(values: pa.ChunkedArray) -> pa.Array:
+    return values.combine_chunks() if values.num_chunks else pa.nulls(0, values.type)
+
+
+def named(values: pa.DictionaryArray, *wanted: str) -> pa.BooleanArray:
+    """Whether each value is one of some names; a null is none."""
+    flags = pc.is_in(values.dictionary, value_set=to_column(wanted, pa.string()))
+    return pc.fill_null(flags.take(values.indices), scalar(False, pa.bool_()))
+
+
+def counts(values: pa.DictionaryArray) -> dict[str, int]:
+    """How often each name occurs."""
+    known = values.dictionary.to_pylist()
+    found = pc.value_counts(values.indices.drop_null())
+    occurrences = zip(
+        found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True
+    )
+    return {known[place]: count for place, count in occurrences}
+
+
+def groups(key: pa.Array) -> tuple[pa.Array, Iterator[tuple[int, int, int]]]:
+    """Sort rows by an integer key without nulls.
+
+    Returns:
+        The order of the rows, and for each value of the key where its rows lie in it: value, begin, length.
+    """
+    order = pc.sort_indices(key)
+    runs = pc.run_end_encode(key.take(order))
+    ends = runs.run_ends.to_pylist()
+    return order, (
+        (value, begin, end - begin)
+        for value, begin, end in zip(runs.values.to_pylist(), [0, *ends], ends, strict=False)
+    )
 
 
 def as_float(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -66,31 +122,28 @@ def _summable(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return as_float(values) if largest * len(values) > _INT64_LIMIT else values
 
 
-def nearest_rank(ordered: pa.Array, share: float) -> float:
-    """The nearest-rank percentile of a sorted, non-empty array without nulls: its ceil(share x n)-th value."""
-    n = len(ordered)
+def nearest_ranks(values: pa.Array | pa.ChunkedArray, *shares: float) -> tuple[float, ...]:
+    """Nearest-rank percentiles: of n values in order, nulls left out, the ceil(share x n)-th. Empty without any.
+
+    The values are not sorted, which would take a multiple of their memory.
+    """
+    n = len(values) - values.null_count
+    if n == 0:
+        return ()
     # In whole percent, so that 0.9 x 10 is 9 and not a bit more.
-    rank = -(-round(share * 100) * n // 100)
-    return float(ordered[max(rank, 1) - 1].as_py())
+    ranks = [max(-(-round(share * 100) * n // 100), 1) for share in shares]
+    at = [(rank - 1) / max(n - 1, 1) for rank in ranks]
+    found = pc.quantile(values, q=at, interpolation="nearest")
+    return tuple(float(value) for value in found.to_pylist())
 
 
-def ordered(values: pa.Array) -> pa.Array:
-    """The values in ascending order, without nulls."""
-    values = values.drop_null()
-    return values.take(pc.sort_indices(values))
-
-
-def percentiles_ms(values_ns: pa.Array) -> Percentiles | None:
+def percentiles_ms(values_ns: pa.Array | pa.ChunkedArray) -> Percentiles | None:
     """p50, p90 and p99 of times in ns, in ms; None without any."""
-    values = ordered(values_ns)
-    if len(values) == 0:
+    found = nearest_ranks(values_ns, 0.50, 0.90, 0.99)
+    if not found:
         return None
-    return Percentiles(
-        count=len(values),
-        p50=nearest_rank(values, 0.50) / 1e6,
-        p90=nearest_rank(values, 0.90) / 1e6,
-        p99=nearest_rank(values, 0.99) / 1e6,
-    )
+    p50, p90, p99 = (value / 1e6 for value in found)
+    return Percentiles(count=len(values_ns) - values_ns.null_count, p50=p50, p90=p90, p99=p99)
 
 
 def first_request(slices: pa.ChunkedArray) -> pa.Array:
@@ -98,17 +151,18 @@ def first_request(slices: pa.ChunkedArray) -> pa.Array:
 
     Only the offsets of the nested column and one of its children are touched.
     """
-    chunks = [_first_of_chunk(chunk) for chunk in slices.chunks]
-    if not chunks:
-        return pa.array([], pa.int32())
-    return pa.chunked_array(chunks).combine_chunks().dictionary_encode().indices
+    if not slices.num_chunks:
+        return to_column((), pa.int32())
+    first = [_first_of_chunk(chunk) for chunk in slices.chunks]
+    return pa.chunked_array(first).unify_dictionaries().combine_chunks().indices
 
 
-def _first_of_chunk(chunk: pa.Array) -> pa.Array:
-    requests = plain(chunk.values.field("request_id"))
-    starts = chunk.offsets[:-1]
-    filled = pc.greater(pc.fill_null(pc.list_value_length(chunk), 0), 0)
-    return requests.take(pc.if_else(filled, starts, pa.scalar(None, starts.type)))
+def _first_of_chunk(chunk: pa.Array) -> pa.DictionaryArray:
+    requests = chunk.values.field("request_id")
+    filled = pc.greater(pc.list_value_length(chunk), scalar(0, pa.int32()))
+    starts = chunk.offsets[: len(chunk)]
+    found = requests.take(pc.if_else(filled, starts, scalar(None, starts.type)))
+    return found if pa.types.is_dictionary(found.type) else found.dictionary_encode()
 
 
 def next_of(values: pa.Array) -> pa.Array:

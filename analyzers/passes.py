@@ -7,24 +7,30 @@ without a costly collector. The first pass of a phase is cold and set aside, unl
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers import thresholds
+from phaseprof.analyzers import gaps, thresholds
 from phaseprof.analyzers.columns import (
     as_float,
     column,
-    first_request,
+    groups,
     int_column,
-    next_of,
+    named,
+    names,
+    scalar,
     summable,
+    total,
 )
 from phaseprof.analyzers.results import SetAside
 from phaseprof.analyzers.roofline import RoofTimes, roof_times
 from phaseprof.phases import Phase, Role
 from phaseprof.records import Warmup
+from phaseprof.trace.columns import to_column
 from phaseprof.trace.meta import Ceilings
 
 _WORK = ("flops", "weight_bytes", "kv_read_bytes", "kv_write_bytes")
@@ -43,6 +49,8 @@ _SUMMED = (
 )
 #: Columns that may be null: their non-null values are counted beside the sum.
 _COUNTED = ("padding_tokens", "logits_tokens", "flops", "gap_ns")
+#: Those of them that a trace holds; the others are worked out, all but the gap for a part of the rows at a time.
+_READ = tuple(name for name in _SUMMED if name not in ("span_ns", "known_span_ns"))
 _WARMUPS = tuple(Warmup)
 _PHASES = {phase.value: phase for phase in Phase}
 
@@ -146,27 +154,29 @@ class SortedPasses:
 
 def primary_model(passes: pa.Table) -> Primary:
     """Find the model that the time went to, by its target passes. ``passes`` must have rows."""
-    flat = pa.table(
-        {
-            "model_id": column(passes, "model_id"),
-            "role": column(passes, "role"),
-            "host_ns": column(passes, "host_ns"),
-        }
+    models, roles_of = names(passes, "model_id"), names(passes, "role")
+    width = len(roles_of.dictionary)
+    key = pc.add(
+        pc.multiply(pc.cast(models.indices, pa.int64()), scalar(width, pa.int64())),
+        pc.cast(roles_of.indices, pa.int64()),
     )
-    times = flat.group_by(["model_id", "role"]).aggregate([("host_ns", "sum")]).to_pylist()
-    targets = [row for row in times if row["role"] == Role.TARGET] or times
+    order, runs = groups(key)
+    host_ns = column(passes, "host_ns").take(order)
+    times: dict[tuple[str, str], int] = {}
+    for value, begin, length in runs:
+        pair = models.dictionary[value // width].as_py(), roles_of.dictionary[value % width].as_py()
+        times[pair] = total(host_ns.slice(begin, length))
+    targets = {pair: ns for pair, ns in times.items() if pair[1] == Role.TARGET} or times
     by_model: dict[str, int] = {}
-    for row in targets:
-        by_model[row["model_id"]] = by_model.get(row["model_id"], 0) + row["host_ns_sum"]
+    for (name, _), ns in targets.items():
+        by_model[name] = by_model.get(name, 0) + ns
     # The id settles a tie, so that a report does not depend on the order of parts.
     model_id = max(sorted(by_model), key=by_model.__getitem__)
     roles = tuple(
-        sorted({row["role"] for row in times if row["model_id"] == model_id} - {Role.DRAFT.value})
+        sorted({role for name, role in times if name == model_id} - {Role.DRAFT.value})
     ) or (Role.DRAFT.value,)
-    whole = sum(row["host_ns_sum"] for row in times)
-    own = sum(
-        row["host_ns_sum"] for row in times if row["model_id"] == model_id and row["role"] in roles
-    )
+    whole = sum(times.values())
+    own = sum(ns for (name, role), ns in times.items() if name == model_id and role in roles)
     return Primary(model_id, roles, 1 - own / whole if whole else 0.0)
 
 
@@ -179,70 +189,83 @@ def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -
         ceilings: Roofs, for the time of each pass over its roof time.
     """
     status = _status(passes, primary)
-    host_ns, device_ns = column(passes, "host_ns"), column(passes, "device_ns")
-    span_ns = host_ns if device_ns.null_count == len(device_ns) else pc.coalesce(device_ns, host_ns)
-    rows = passes.select(
-        [name for name in _SUMMED if name not in ("span_ns", "known_span_ns", "gap_ns")]
-    )
-    rows = rows.append_column("status", status).append_column("span_ns", span_ns)
-    rows = rows.append_column("phase", column(passes, "phase"))
-    rows = _with_known_work(rows)
-    rows = rows.append_column("gap_ns", _gaps(passes, status))
-    rows = rows.append_column("slowness", _slowness(rows, ceilings))
-    groups = _groups(summable(rows, _WORK))
+    device_ns = passes.column("device_ns")
+    on_device = device_ns.null_count < len(device_ns)
+    marked = passes.append_column("status", status)
+    quiet = pc.is_in(status, value_set=to_column([Status.STEADY, Status.FIRST], pa.int32()))
+    marked = marked.append_column("gap_ns", gaps.gaps_ns(passes, quiet))
+    sorted_: dict[tuple[Status, Phase, int], Group] = {}
+    # A part of the rows at a time: what is worked out for each of them then never fills the memory.
+    for begin in range(0, marked.num_rows, gaps.ROWS):
+        for key, group in _groups(marked.slice(begin, gaps.ROWS), ceilings):
+            sorted_[key] = sorted_.get(key, Group()) + group
 
     steady = {
-        (phase, n): group for (kind, phase, n), group in groups.items() if kind is Status.STEADY
+        (phase, n): group for (kind, phase, n), group in sorted_.items() if kind is Status.STEADY
     }
-    cold = _cold_phases(groups)
-    for (kind, phase, n), group in groups.items():
+    cold = _cold_phases(sorted_)
+    for (kind, phase, n), group in sorted_.items():
         if kind is Status.FIRST and phase in cold:
             steady[phase, n] = steady.get((phase, n), Group()) + group
-    profiled_mask = pc.equal(status, Status.PROFILED)
-    profiled = pa.table(
-        {
-            "rank": int_column(passes, "rank").filter(profiled_mask),
-            "pass_id": int_column(passes, "pass_id").filter(profiled_mask),
-            "phase": column(passes, "phase").filter(profiled_mask),
-            "sequences": int_column(passes, "sequences").filter(profiled_mask),
-            "span_ns": span_ns.filter(profiled_mask),
-        }
-    )
     seen: dict[Phase, int] = {}
-    for (_, phase, _), group in groups.items():
+    for (_, phase, _), group in sorted_.items():
         seen[phase] = seen.get(phase, 0) + group.passes
-    failed = column(passes, "error").filter(pc.equal(status, Status.ERROR)).unique()
+    failed = names(
+        passes.select(["error"]).filter(pc.equal(status, _code(Status.ERROR))), "error"
+    ).unique()
     return SortedPasses(
         steady=steady,
         cold=cold,
-        set_aside=_set_aside(groups, cold),
-        profiled=profiled,
+        set_aside=_set_aside(sorted_, cold),
+        profiled=_profiled(passes, status),
         seen=seen,
         failed=tuple(sorted(failed.to_pylist())),
-        on_device=device_ns.null_count < len(device_ns),
+        on_device=on_device,
     )
+
+
+def _profiled(passes: pa.Table, status: pa.Array) -> pa.Table:
+    """The rows that ran under a collector."""
+    found = passes.select(["rank", "pass_id", "phase", "sequences", "host_ns", "device_ns"]).filter(
+        pc.equal(status, _code(Status.PROFILED))
+    )
+    return pa.table(
+        {
+            "rank": int_column(found, "rank"),
+            "pass_id": int_column(found, "pass_id"),
+            "phase": column(found, "phase"),
+            "sequences": int_column(found, "sequences"),
+            "span_ns": _span_ns(found),
+        }
+    )
+
+
+def _span_ns(rows: pa.Table) -> pa.Array:
+    """The time of each pass: between its device events where there are any, else on the host."""
+    return pc.coalesce(column(rows, "device_ns"), column(rows, "host_ns"))
+
+
+def _code(status: Status) -> pa.Scalar:
+    return scalar(status.value, pa.int32())
 
 
 def _status(passes: pa.Table, primary: Primary) -> pa.Array:
-    """The `Status` of each pass, as int8."""
+    """The `Status` of each pass, as int32."""
     mine = pc.and_(
-        pc.equal(column(passes, "model_id"), primary.model_id),
-        pc.is_in(column(passes, "role"), value_set=pa.array(primary.roles, pa.string())),
+        named(names(passes, "model_id"), primary.model_id),
+        named(names(passes, "role"), *primary.roles),
     )
-    warmup = column(passes, "warmup")
-    kind = pc.index_in(warmup, value_set=pa.array(_WARMUPS, pa.string()))
-
-    def code(status: Status) -> pa.Scalar:
-        return pa.scalar(status.value, pa.int8())
-
+    warmup = names(passes, "warmup")
     # A kind of warm-up that this version does not know is still a warm-up.
-    warm = pc.if_else(
-        pc.is_valid(warmup), pc.fill_null(kind, Status.REQUESTED.value), pa.scalar(None, pa.int32())
+    kinds = pc.fill_null(
+        pc.index_in(warmup.dictionary, value_set=to_column(_WARMUPS, pa.string())),
+        _code(Status.REQUESTED),
     )
-    status = pc.if_else(column(passes, "profiled"), code(Status.PROFILED), code(Status.STEADY))
-    status = pc.coalesce(pc.cast(warm, pa.int8()), status)
-    status = pc.if_else(pc.is_valid(column(passes, "error")), code(Status.ERROR), status)
-    return pc.if_else(mine, status, code(Status.ELSEWHERE))
+    status = pc.if_else(column(passes, "profiled"), _code(Status.PROFILED), _code(Status.STEADY))
+    status = pc.coalesce(kinds.take(warmup.indices), status)
+    status = pc.if_else(passes.column("error").is_valid(), _code(Status.ERROR), status)
+    status = pc.if_else(mine, status, _code(Status.ELSEWHERE))
+    return status.combine_chunks() if isinstance(status, pa.ChunkedArray) else status
 
 
 def _with_known_work(rows: pa.Table) -> pa.Table:
@@ -254,9 +277,9 @@ def _with_known_work(rows: pa.Table) -> pa.Table:
         for name in _WORK[1:]:
             known = pc.and_(known, pc.is_valid(columns[name]))
         for name, values in columns.items():
-            masked = pc.if_else(known, values, pa.scalar(None, values.type))
+            masked = pc.if_else(known, values, scalar(None, values.type))
             rows = rows.set_column(rows.schema.get_field_index(name), name, masked)
-        span_ns = pc.if_else(known, span_ns, 0)
+        span_ns = pc.if_else(known, span_ns, scalar(0, pa.int64()))
     return rows.append_column("known_span_ns", span_ns)
 
 
@@ -271,72 +294,44 @@ def _slowness(rows: pa.Table, ceilings: Ceilings | None) -> pa.Array:
     # Times at the roofs of one FLOP and of one byte turn the sums into a comparison of two columns.
     unit: RoofTimes = roof_times(flops=1e9, moved_bytes=1e9, ceilings=ceilings)
     floor_ns = pc.max_element_wise(
-        pc.multiply(as_float(column(rows, "flops")), unit.compute_s),
-        pc.multiply(as_float(moved), unit.memory_s),
+        pc.multiply(as_float(column(rows, "flops")), scalar(unit.compute_s, pa.float64())),
+        pc.multiply(as_float(moved), scalar(unit.memory_s, pa.float64())),
     )
-    floor_ns = pc.if_else(pc.greater(floor_ns, 0), floor_ns, pa.scalar(None, pa.float64()))
+    positive = pc.greater(floor_ns, scalar(0.0, pa.float64()))
+    floor_ns = pc.if_else(positive, floor_ns, scalar(None, pa.float64()))
     return pc.divide(as_float(column(rows, "span_ns")), floor_ns)
 
 
-def _gaps(passes: pa.Table, status: pa.Array) -> pa.Array:
-    """Time from each pass's end to the next pass of the same request on the same thread; null where there is none.
-
-    The next pass is the next of any model: between two passes of the target, a draft model's work is no gap. A gap
-    next to a pass that compiled, failed or ran under a collector is not the run's own.
-    """
-    rank, thread = int_column(passes, "rank"), int_column(passes, "thread_id")
-    start, end = int_column(passes, "start_ns"), int_column(passes, "end_ns")
-    request = first_request(passes.column("slices"))
-    quiet = pc.is_in(status, value_set=pa.array([Status.STEADY, Status.FIRST], pa.int8()))
-    order = _order(rank, thread, start)
-    if order is not None:
-        rank, thread, start, end, request, quiet = (
-            values.take(order) for values in (rank, thread, start, end, request, quiet)
-        )
-    together = pc.and_(quiet, next_of(quiet))
-    for values in (rank, thread, request):
-        together = pc.and_(together, pc.equal(values, next_of(values)))
-    gap = pc.max_element_wise(pc.subtract(next_of(start), end), 0, skip_nulls=False)
-    gap = pc.if_else(pc.fill_null(together, False), gap, pa.scalar(None, pa.int64()))
-    return gap if order is None else gap.take(pc.sort_indices(order))
-
-
-def _order(rank: pa.Array, thread: pa.Array, start: pa.Array) -> pa.Array | None:
-    """The order by rank, thread and begin; None if the rows of a single thread are in order already."""
-    if len(start) < 2:
-        return None
-    single = all(pc.min(values).as_py() == pc.max(values).as_py() for values in (rank, thread))
-    if single and pc.all(pc.greater_equal(start.slice(1), start.slice(0, len(start) - 1))).as_py():
-        return None
-    keys = pa.table({"rank": rank, "thread": thread, "start": start})
-    return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
-
-
-def _groups(rows: pa.Table) -> dict[tuple[Status, Phase, int], Group]:
-    """One pass over the rows: sums and lists by status, phase and number of sequences."""
-    rows = rows.append_column("batch", column(rows, "sequences"))
-    grouped = rows.group_by(["status", "phase", "batch"]).aggregate(
-        [([], "count_all")]
-        + [(name, "sum") for name in _SUMMED]
-        + [(name, "count") for name in _COUNTED]
-        + [("span_ns", "list"), ("slowness", "list")]
+def _groups(
+    passes: pa.Table, ceilings: Ceilings | None
+) -> Iterator[tuple[tuple[Status, Phase, int], Group]]:
+    """Sums and lists of some passes by status, phase and number of sequences. A key may come again."""
+    own = pc.not_equal(passes.column("status"), _code(Status.ELSEWHERE))
+    rows = passes.select([*_READ, "status", "phase", "host_ns", "device_ns"]).filter(own)
+    rows = _with_known_work(rows.append_column("span_ns", _span_ns(rows)))
+    rows = rows.append_column("slowness", _slowness(rows, ceilings))
+    labels = names(rows, "phase")
+    phases = [phase_named(value) for value in labels.dictionary.to_pylist()]
+    code = pc.add(
+        pc.multiply(pc.cast(labels.indices, pa.int64()), scalar(len(Status), pa.int64())),
+        pc.cast(column(rows, "status"), pa.int64()),
     )
-    lists = {name: column(grouped, f"{name}_list") for name in ("span_ns", "slowness")}
-    small = grouped.drop_columns([f"{name}_list" for name in lists])
-    groups: dict[tuple[Status, Phase, int], Group] = {}
-    for i, row in enumerate(small.to_pylist()):
-        key = (Status(row["status"]), phase_named(row["phase"]), int(row["batch"]))
-        if key[0] is Status.ELSEWHERE:
-            continue
-        group = Group(
-            passes=row["count_all"],
-            **{name: int(row[f"{name}_sum"] or 0) for name in _SUMMED},
-            **{f"{name}_known": row[f"{name}_count"] for name in _COUNTED},
-            spans_ns=(lists["span_ns"][i].values,),
-            slowness=(lists["slowness"][i].values,),
-        )
-        groups[key] = groups.get(key, Group()) + group
-    return groups
+    batch = column(rows, "sequences")
+    width = len(phases) * len(Status)
+    order, runs = groups(pc.add(pc.multiply(batch, scalar(width, pa.int64())), code))
+    rows = summable(rows.select([*_SUMMED, "slowness"]), _WORK)
+    values = {name: column(rows, name).take(order) for name in rows.column_names}
+    for value, begin, length in runs:
+        n, rest = divmod(value, width)
+        phase, status = phases[rest // len(Status)], Status(rest % len(Status))
+        part = {name: found.slice(begin, length) for name, found in values.items()}
+        figures: dict[str, Any] = {name: int(pc.sum(part[name]).as_py() or 0) for name in _SUMMED}
+        figures |= {f"{name}_known": length - part[name].null_count for name in _COUNTED}
+        lists: dict[str, Any] = {
+            "spans_ns": (part["span_ns"],),
+            "slowness": (part["slowness"],),
+        }
+        yield (status, phase, n), Group(passes=length, **figures, **lists)
 
 
 def phase_named(value: str) -> Phase:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from phaseprof.analyzers.bound import classify
 from phaseprof.analyzers.busy import busy_per_pass
-from phaseprof.analyzers.columns import nearest_rank, ordered
+from phaseprof.analyzers.columns import nearest_ranks
 from phaseprof.analyzers.passes import Group, SortedPasses, phase_named
 from phaseprof.analyzers.remedies import Circumstances
 from phaseprof.analyzers.results import PhaseFigures
@@ -119,7 +119,9 @@ def _figures(
     flops = group.flops if known else None
     moved = group.moved_bytes if known else None
     roofs = basis.ceilings
-    spans = ordered(pa.concat_arrays(group.spans_ns))
+    spans_ms = [
+        ns / 1e6 for ns in nearest_ranks(pa.chunked_array(group.spans_ns), 0.50, 0.90, 0.99)
+    ]
     tokens = group.prefill_tokens + group.decode_tokens
     weight_share = group.weight_bytes / moved if moved else None
     attention_share = _attention_flop_share(group, basis.cost)
@@ -161,9 +163,9 @@ def _figures(
         cached_tokens=group.cached_tokens,
         tokens=tokens,
         span_ms=group.span_ns / 1e6,
-        pass_ms_p50=nearest_rank(spans, 0.50) / 1e6,
-        pass_ms_p90=nearest_rank(spans, 0.90) / 1e6,
-        pass_ms_p99=nearest_rank(spans, 0.99) / 1e6,
+        pass_ms_p50=spans_ms[0],
+        pass_ms_p90=spans_ms[1],
+        pass_ms_p99=spans_ms[2],
         between_ms=group.gap_ns / 1e6 if group.gap_ns_known else None,
         busy_ms=None if busy_share is None else busy_share * group.span_ns / 1e6,
         share=group.span_ns / whole_ns if whole_ns else 0.0,
@@ -190,11 +192,11 @@ def _rate(tokens: int, seconds: float) -> float | None:
 
 def _spread(group: Group) -> float | None:
     """90th percentile over median of the passes' time, each over its own roof time."""
-    values = ordered(pa.concat_arrays(group.slowness))
-    if len(values) < 2:
+    values = pa.chunked_array(group.slowness)
+    if len(values) - values.null_count < 2:
         return None
-    median = nearest_rank(values, 0.50)
-    return nearest_rank(values, 0.90) / median if median else None
+    median, slow = nearest_ranks(values, 0.50, 0.90)
+    return slow / median if median else None
 
 
 def _attention_flop_share(group: Group, cost: ModelCost | None) -> float | None:

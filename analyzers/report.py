@@ -6,18 +6,35 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from phaseprof.analyzers.answer import Findings, answer
-from phaseprof.analyzers.columns import column, total
+from phaseprof.analyzers.columns import column, counts, named, names, total
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
+from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
+from phaseprof.analyzers.ranks import not_measured as not_measured_of_ranks
 from phaseprof.analyzers.requests import RequestAnalysis, analyze_requests
-from phaseprof.analyzers.results import OwnCost, PhaseFigures, Report, RunFacts
-from phaseprof.analyzers.wording import count, duration, percent, sentence
+from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report, RunFacts
+from phaseprof.analyzers.wording import count, duration, joined, percent, sentence
 from phaseprof.errors import EmptyRunError, NotMeasured
+from phaseprof.trace.forms import Lean
 from phaseprof.trace.meta import Ceilings, Device, ModelMeta, ProcessMeta
 from phaseprof.trace.reader import Trace
+
+#: What of a trace no analysis reads: without it a report takes half the memory.
+LEAN = Lean(
+    without=frozenset(
+        [
+            *("passes.context_tokens", "passes.attention_pairs", "passes.compiled", "passes.graph"),
+            *("passes.slices.phase", "requests.arrival_ns", "requests.queue_ns"),
+            *("requests.first_token_ns", "requests.finished_ns", "requests.cached_tokens"),
+        ]
+    ),
+    # Of a whole trace every request has its row; of another it may have to be made from its slices.
+    without_if_whole=frozenset(
+        ["passes.slices.query", "passes.slices.past", "passes.slices.prompt"]
+    ),
+)
 
 _SAME_RUN_NS = 1_000_000_000
 
@@ -38,16 +55,19 @@ def build_report(trace: Trace, *, ceilings: Ceilings | None = None) -> Report:
     model = _model(trace.metas, primary.model_id)
     device, dtype = _device(trace.metas, model), _dtype(trace.passes, primary)
     basis = _basis(trace.metas, model, device, dtype, ceilings)
-    sorted_passes = sort_passes(trace.passes, primary, basis.ceilings)
-    phases, by_batch = phase_figures(sorted_passes, trace.kernels, basis)
+    groups = groups_of(trace, primary.model_id)
+    counted = counted_once(trace, groups)
+    sorted_passes = sort_passes(counted.passes, primary, basis.ceilings)
+    phases, by_batch = phase_figures(sorted_passes, counted.kernels, basis)
     incomplete = sum(not meta.complete for meta in trace.metas)
     requests = analyze_requests(
-        trace.requests,
-        trace.passes,
+        counted.requests,
+        counted.passes,
         primary.model_id,
-        cut_off=bool(incomplete or trace.damage or not trace.metas),
+        cut_off=trace.cut_off,
     )
     facts = _facts(trace, primary, model, device, dtype, incomplete)
+    ranks = analyze_ranks(trace, primary, groups)
     findings = Findings(
         facts, phases, by_batch, requests, sorted_passes, basis, primary.other_share
     )
@@ -61,8 +81,9 @@ def build_report(trace: Trace, *, ceilings: Ceilings | None = None) -> Report:
         own_cost=_own_cost(trace),
         ceilings=basis.ceilings,
         damage=trace.damage,
-        not_measured=tuple(_not_measured(trace, basis, phases, requests)),
-        provenance=tuple(_provenance(trace, primary, basis, phases, sorted_passes)),
+        not_measured=tuple(_not_measured(trace, basis, phases, requests, ranks)),
+        provenance=tuple(_provenance(trace, primary, basis, phases, sorted_passes, ranks)),
+        ranks=ranks,
     )
 
 
@@ -98,9 +119,13 @@ def _device(metas: Iterable[ProcessMeta], model: ModelMeta | None) -> Device | N
 
 def _dtype(passes: pa.Table, primary: Primary) -> str:
     """The dtype in which most passes of the model computed."""
-    own = column(passes, "dtype").filter(pc.equal(column(passes, "model_id"), primary.model_id))
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(own).to_pylist()}
-    return str(max(sorted(counts), key=counts.__getitem__))
+    found = _of_primary(passes, "dtype", primary)
+    return max(sorted(found), key=found.__getitem__)
+
+
+def _of_primary(passes: pa.Table, name: str, primary: Primary) -> dict[str, int]:
+    """How many passes of the model have each value of a column of names."""
+    return counts(names(passes, name).filter(named(names(passes, "model_id"), primary.model_id)))
 
 
 def _facts(
@@ -112,7 +137,7 @@ def _facts(
     incomplete: int,
 ) -> RunFacts:
     named = {m.model_id: _title(m.name) for meta in trace.metas for m in meta.models}
-    for model_id in column(trace.passes, "model_id").unique().to_pylist():
+    for model_id in counts(names(trace.passes, "model_id")):
         named.setdefault(model_id, model_id)
     others = [name for model_id, name in named.items() if model_id != primary.model_id]
     meta = _meta_of(trace.metas, primary.model_id)
@@ -204,11 +229,13 @@ def _not_measured(
     basis: Basis,
     phases: dict[str, PhaseFigures],
     requests: RequestAnalysis,
+    ranks: RanksReport | None,
 ) -> Iterator[NotMeasured]:
     """What the processes could not measure, then what this analysis lacked; each thing once."""
     told: set[tuple[str, str]] = set()
     entries = [entry for meta in trace.metas for entry in meta.not_measured]
-    for entry in [*entries, *_lacking(basis, phases, requests)]:
+    lacking = (*_lacking(basis, phases, requests), *not_measured_of_ranks(trace, ranks))
+    for entry in [*entries, *lacking]:
         # The process has said of which model, and why.
         again = entry.what == _WORK and any(e.what.startswith(f"{_WORK} of ") for e in entries)
         if (entry.what, entry.why) not in told and not again:
@@ -277,6 +304,7 @@ def _provenance(
     basis: Basis,
     phases: dict[str, PhaseFigures],
     sorted_passes: SortedPasses,
+    ranks: RanksReport | None,
 ) -> Iterator[tuple[str, str]]:
     yield "time", "device events" if sorted_passes.on_device else "host clock"
     yield "labels", _label_sources(trace.passes, primary)
@@ -286,24 +314,31 @@ def _provenance(
         yield "roofs", _roofs_origin(basis.ceilings, trace)
     if any(figures.busy_ms is not None for figures in phases.values()):
         yield "busy", f"kernel timeline of {count(sorted_passes.profiled.num_rows, 'pass')}"
-    ranks = _ranks(trace)
-    if ranks > 1:
-        yield (
-            "ranks",
-            f"{ranks}: passes, tokens, requests and time are sums over them, rates are per rank",
+    if ranks is not None:
+        yield "ranks", _counted_ranks(ranks)
+
+
+def _counted_ranks(ranks: RanksReport) -> str:
+    """What the figures of the report are sums over."""
+    together, groups = len(ranks.ranks), len(ranks.groups)
+    if groups == together:
+        return (
+            f"{together}: passes, tokens, requests and time are sums over them, rates are per rank"
         )
+    leaders = joined([str(rank) for rank in ranks.leaders])
+    shared = f"{together} share the passes, which count once: figures are those of"
+    if groups == 1:
+        return f"{shared} rank {leaders}"
+    return f"{shared} ranks {leaders}, summed, and rates are per group"
 
 
 def _label_sources(passes: pa.Table, primary: Primary) -> str:
-    own = column(passes, "tag_source").filter(
-        pc.equal(column(passes, "model_id"), primary.model_id)
-    )
-    counts = sorted(
-        pc.value_counts(own).to_pylist(), key=lambda row: (-row["counts"], row["values"])
-    )
-    if len(counts) == 1:
-        return str(counts[0]["values"])
-    return ", ".join(f"{row['values']} {percent(row['counts'] / len(own))}" for row in counts)
+    found = _of_primary(passes, "tag_source", primary)
+    if len(found) == 1:
+        return next(iter(found))
+    whole = sum(found.values())
+    by_count = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {percent(passes_of / whole)}" for name, passes_of in by_count)
 
 
 def _roofs_origin(roofs: Ceilings, trace: Trace) -> str:

@@ -10,9 +10,21 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers.columns import column, int_column, next_of, percentiles_ms, plain, total
+from phaseprof.analyzers.columns import (
+    column,
+    counts,
+    int_column,
+    named,
+    names,
+    next_of,
+    percentiles_ms,
+    plain,
+    scalar,
+    total,
+)
 from phaseprof.analyzers.results import RequestFigures
 from phaseprof.records import Finish, Warmup
+from phaseprof.trace.columns import to_column
 
 _SHAPE = pa.schema(
     [
@@ -65,25 +77,25 @@ def analyze_requests(
         found = _rebuild(requests, passes, model_id)
         rebuilt = found.num_rows
         rows = pa.concat_tables([rows, found])
-    quick = rows.filter(pc.invert(column(rows, "slowed")))
-    counted = quick.filter(pc.invert(column(quick, "warm")))
+    quick = _without(rows, "slowed")
+    counted = _without(quick, "warm")
     unsteady = ""
     if counted.num_rows == 0 and rows.num_rows > 0:
         counted = quick if quick.num_rows else rows
-        unsteady = "ran under a collector" if counted is rows else "were warm-up"
+        unsteady = "were warm-up" if quick.num_rows else "ran under a collector"
         if rows.num_rows > quick.num_rows > 0:
             unsteady += " or ran under a collector"
-    finish = column(counted, "finish")
+    finish = names(counted, "finish")
     return RequestAnalysis(
         figures=RequestFigures(
             count=counted.num_rows,
             unfinished=finish.null_count,
-            aborted=total(pc.cast(pc.equal(finish, Finish.ABORT), pa.int64())),
+            aborted=counts(finish).get(Finish.ABORT, 0),
             prompt_tokens=total(column(counted, "prompt_tokens")),
             output_tokens=total(column(counted, "output_tokens")),
             ttft_ms=percentiles_ms(column(counted, "ttft_ns")),
             tpot_ms=percentiles_ms(column(counted, "tpot_ns")),
-            itl_ms=percentiles_ms(pc.list_flatten(column(counted, "itl_ns"))),
+            itl_ms=percentiles_ms(_flat(counted.column("itl_ns"))),
         ),
         rebuilt=rebuilt,
         unsteady=unsteady,
@@ -91,19 +103,39 @@ def analyze_requests(
     )
 
 
+def _flat(lists: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What is in the lists; nothing is copied."""
+    return pa.chunked_array([chunk.flatten() for chunk in lists.chunks], lists.type.value_type)
+
+
+def _without(rows: pa.Table, flag: str) -> pa.Table:
+    """The rows without those that are flagged; nothing is copied where none is."""
+    flags = column(rows, flag)
+    return rows.filter(pc.invert(flags)) if pc.any(flags).as_py() else rows
+
+
 def _recorded(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
     """The rows of the model's requests. A request is slowed if one of its passes ran under a collector."""
-    own = requests.filter(pc.equal(column(requests, "model_id"), model_id))
-    profiled = passes.select(["slices"]).filter(column(passes, "profiled"))
-    slowed = plain(pc.list_flatten(column(profiled, "slices")).field("request_id")).unique()
+    mine = named(names(requests, "model_id"), model_id)
+    own = requests if pc.all(mine).as_py() else requests.filter(mine)
     columns = [
-        *(column(own, name) for name in ("prompt_tokens", "output_tokens", "ttft_ns", "tpot_ns")),
-        pc.cast(column(own, "itl_ns"), pa.list_(pa.int64())),
-        column(own, "finish"),
-        pc.is_valid(column(own, "warmup")),
-        pc.is_in(column(own, "request_id"), value_set=slowed),
+        *(own.column(name) for name in ("prompt_tokens", "output_tokens", "ttft_ns", "tpot_ns")),
+        own.column("itl_ns").cast(pa.list_(pa.int64())),
+        plain(own.column("finish")),
+        own.column("warmup").is_valid(),
+        pc.is_in(own.column("request_id"), value_set=_slowed(passes)),
     ]
     return pa.table(columns, schema=_SHAPE)
+
+
+def _slowed(passes: pa.Table) -> pa.Array:
+    """The requests of the passes that ran under a collector."""
+    found = [to_column((), pa.string())]
+    for batch in passes.select(["profiled", "slices"]).to_batches():
+        if pc.any(batch.column("profiled")).as_py():
+            lists = batch.column("slices").filter(batch.column("profiled"))
+            found.append(plain(pc.list_flatten(lists).field("request_id")).unique())
+    return pa.concat_arrays(found).unique()
 
 
 def _rebuild(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
@@ -112,7 +144,10 @@ def _rebuild(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
     A pass that reaches the end of the prompt yields one token for each of the request's sequences in it. (Drafted
     tokens that a pass accepted are not in its slices, so that with speculation the output is a lower bound.)
     """
-    steps = _steps_without_row(requests, passes, model_id)
+    slices = _slices_without_row(requests, passes, model_id)
+    if slices.num_rows == 0:
+        return pa.table([to_column((), field.type) for field in _SHAPE], schema=_SHAPE)
+    steps = _steps(slices, passes)
     found = steps.group_by("request").aggregate(
         [
             ("start_ns", "min"),
@@ -142,31 +177,79 @@ def _rebuild(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
     return pa.table(columns, schema=_SHAPE)
 
 
-def _steps_without_row(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
-    """One row for each request without a row and each of its passes, by request and then by time.
+def _slices_without_row(requests: pa.Table, passes: pa.Table, model_id: str) -> pa.Table:
+    """The slices of requests without a row: ``request`` (a name), ``pass_row``, ``past``, ``query``, ``prompt``.
+
+    Nearly all of the slices are of requests that have a row, so they are looked at part by part, and name by name.
+    """
+    rows = passes.select(["model_id", "error", "slices"])
+    batches = [batch for batch in rows.to_batches() if batch.num_rows]
+    named_by = [_requests_of(batch) for batch in batches]
+    all_names = pa.concat_arrays([to_column((), pa.string()), *(n.dictionary for n in named_by)])
+    lacking = pc.invert(pc.is_in(all_names, value_set=column(requests, "request_id")))
+    found = [pa.table([to_column((), field.type) for field in _SLICES], schema=_SLICES)]
+    first_name = first_row = 0
+    for batch, ids in zip(batches, named_by, strict=True):
+        lacks = lacking.slice(first_name, len(ids.dictionary))
+        if pc.any(lacks).as_py():
+            found.append(_wanted_slices(batch, ids, lacks.take(ids.indices), first_row, model_id))
+        first_name += len(ids.dictionary)
+        first_row += batch.num_rows
+    return pa.concat_tables(found)
+
+
+_SLICES = pa.schema(
+    [
+        pa.field("request", pa.string()),
+        *(pa.field(name, pa.int64()) for name in ("pass_row", "past", "query", "prompt")),
+    ]
+)
+
+
+def _requests_of(batch: pa.RecordBatch) -> pa.DictionaryArray:
+    ids = pc.list_flatten(batch.column("slices")).field("request_id")
+    return ids if pa.types.is_dictionary(ids.type) else ids.dictionary_encode()
+
+
+def _wanted_slices(
+    batch: pa.RecordBatch, ids: pa.DictionaryArray, lacks: pa.Array, first_row: int, model_id: str
+) -> pa.Table:
+    """Those slices of a part that are of the model, of a pass without error, and whose request lacks a row."""
+    table = pa.Table.from_batches([batch])
+    mine = pc.and_(
+        named(names(table, "model_id"), model_id), pc.invert(pc.is_valid(batch.column("error")))
+    )
+    lists = batch.column("slices")
+    pass_row, slices = pc.list_parent_indices(lists), pc.list_flatten(lists)
+    wanted = pc.and_(mine.take(pass_row), lacks)
+    return pa.table(
+        [
+            plain(ids.filter(wanted)),
+            pc.add(pc.cast(pass_row.filter(wanted), pa.int64()), scalar(first_row, pa.int64())),
+            *(
+                pc.cast(slices.field(part).filter(wanted), pa.int64())
+                for part in ("past", "query", "prompt")
+            ),
+        ],
+        schema=_SLICES,
+    )
+
+
+def _steps(slices: pa.Table, passes: pa.Table) -> pa.Table:
+    """One row for each request and each of its passes, by request and then by time.
 
     Columns: ``request`` (a number; each rank of a split model has its own), ``start_ns``, ``prompt``, ``tokens`` that
     it yields, ``sequences``, ``token_ns`` (its end if it yields a token, else null), ``gap_ns`` (time until the
     next token), ``warm`` and ``slowed``.
     """
-    mine = pc.and_(
-        pc.equal(column(passes, "model_id"), model_id), pc.is_null(column(passes, "error"))
-    )
-    lists = column(passes, "slices")
-    pass_row, slices = pc.list_parent_indices(lists), pc.list_flatten(lists)
-    # Numbers in place of names: they group and sort many times faster.
-    name = plain(slices.field("request_id")).dictionary_encode()
-    has_row = pc.is_in(name.dictionary, value_set=column(requests, "request_id").unique())
-    wanted = pc.and_(mine.take(pass_row), pc.invert(has_row.take(name.indices)))
-    pass_row = pass_row.filter(wanted)
+    pass_row = column(slices, "pass_row")
     rank = column(passes, "rank").dictionary_encode()
+    # Numbers in place of names: they group and sort many times faster.
     request = pc.add(
-        pc.multiply(pc.cast(name.indices.filter(wanted), pa.int64()), len(rank.dictionary)),
+        pc.multiply(pc.cast(names(slices, "request").indices, pa.int64()), len(rank.dictionary)),
         rank.indices.take(pass_row),
     )
-    past, query, prompt = (
-        plain(slices.field(part)).filter(wanted) for part in ("past", "query", "prompt")
-    )
+    past, query, prompt = (column(slices, part) for part in ("past", "query", "prompt"))
     order = pc.sort_indices(column(passes, "start_ns"))
     flat = pa.table(
         {
@@ -196,7 +279,7 @@ def _with_times(steps: pa.Table, passes: pa.Table, order: pa.Array) -> pa.Table:
         pa.scalar(None, pa.int64()),
     )
     # Only what the user called a warm-up makes a request one: a first or compiling pass may belong to one that counts.
-    warm = pc.fill_null(pc.equal(column(passes, "warmup"), Warmup.REQUESTED), False)
+    warm = named(names(passes, "warmup"), Warmup.REQUESTED)
     return (
         steps.append_column("request", request)
         .append_column("start_ns", int_column(passes, "start_ns").take(pass_row))

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from phaseprof.analyzers.report import build_report, primary_device
+from phaseprof.analyzers.report import LEAN, build_report, primary_device
 from phaseprof.analyzers.results import Report
 from phaseprof.cli.render.terminal import render
 from phaseprof.collectors import ceilings as ceilings_of
@@ -157,7 +157,7 @@ def load_report(
         TraceError: If the trace cannot be read.
         EmptyRunError: If no forward pass is in it.
     """
-    trace = open_trace(path)
+    trace = open_trace(path, lean=LEAN)
     ceilings = _ceilings(trace, calibrate, progress)
     report = build_report(trace, ceilings=ceilings)
     return PrintableReport(**{field.name: getattr(report, field.name) for field in fields(Report)})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from phaseprof.errors import TraceError
 from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, SCHEMA_VERSION, TableSpec
 from phaseprof.trace.columns import to_column
+from phaseprof.trace.forms import Form, Lean, is_name
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.writer import PartName
 
@@ -54,9 +55,19 @@ class Trace:
     damage: tuple[str, ...]
     size_bytes: int
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether rows may be missing: a process was killed or still runs, or a part could not be read."""
+        return _cut_off(self.metas) or bool(self.damage)
 
-def open_trace(path: str | Path) -> Trace:
+
+def open_trace(path: str | Path, *, lean: Lean | None = None) -> Trace:
     """Open the trace in a folder. A run that is still going may be opened: what was flushed is there.
+
+    Args:
+        path: The folder.
+        lean: What is not needed of it. The columns that are read may then be dictionaries, and the whole numbers in
+            slices narrower; None for every column as the schema has it.
 
     Raises:
         TraceError: If there is no trace, or nothing of it can be read.
@@ -70,11 +81,14 @@ def open_trace(path: str | Path) -> Trace:
         raise TraceError(f"{folder} holds no trace: neither meta/ nor passes/ is there.", _SHOW)
 
     damage: list[str] = []
-    tables = {
-        spec.name: _read_table(folder, spec, damage)
-        for spec in (PASSES, REQUESTS, KERNELS, SAMPLES)
-    }
-    metas = tuple(_read_metas(folder / "meta", damage))
+    unread: list[str] = []
+    metas = tuple(_read_metas(folder / "meta", unread))
+    tables = _read_tables(folder, lean, _cut_off(metas) or bool(unread), damage)
+    if lean is not None and damage and not _cut_off(metas):
+        # It was cut off after all: read it again, with what that needs.
+        damage.clear()
+        tables = _read_tables(folder, lean, True, damage)
+    damage += unread
     if damage and not metas and not any(len(table) for table in tables.values()):
         raise TraceError(f"Nothing of the trace {folder} can be read: {damage[0]}", _SHOW)
     return Trace(
@@ -86,6 +100,22 @@ def open_trace(path: str | Path) -> Trace:
     )
 
 
+def _cut_off(metas: Sequence[ProcessMeta]) -> bool:
+    return not metas or not all(meta.complete for meta in metas)
+
+
+def _read_tables(
+    folder: Path, lean: Lean | None, cut_off: bool, damage: list[str]
+) -> dict[str, pa.Table]:
+    omitted = frozenset[str]()
+    if lean is not None:
+        omitted = lean.without if cut_off else lean.without | lean.without_if_whole
+    return {
+        spec.name: _read_table(folder, Form.of(spec, omitted, lean is not None), damage)
+        for spec in (PASSES, REQUESTS, KERNELS, SAMPLES)
+    }
+
+
 def _size_bytes(folder: Path) -> int:
     size = 0
     for file in folder.rglob("*"):
@@ -95,20 +125,21 @@ def _size_bytes(folder: Path) -> int:
     return size
 
 
-def _read_table(folder: Path, spec: TableSpec, damage: list[str]) -> pa.Table:
+def _read_table(folder: Path, form: Form, damage: list[str]) -> pa.Table:
+    spec = form.spec
     for _ in range(_LISTINGS):
         found: list[str] = []
         try:
             tables = [
                 rows
                 for part, rank in _parts(folder / spec.name)
-                for rows in _read_part(part, rank, spec, part.relative_to(folder), found)
+                for rows in _read_part(part, rank, form, part.relative_to(folder), found)
             ]
         except _MergedAway:
             continue
         damage += found
         if not tables:
-            return _no_rows(spec)
+            return form.no_rows()
         rows = _last_rows(pa.concat_tables(tables), spec)
         if spec is PASSES and not _ascends(rows.column(spec.key)):
             # A pass that a later one settled lies behind that one.
@@ -117,7 +148,7 @@ def _read_table(folder: Path, spec: TableSpec, damage: list[str]) -> pa.Table:
     damage.append(
         f"{spec.name} cannot be read: its parts are replaced faster than they can be read."
     )
-    return _no_rows(spec)
+    return form.no_rows()
 
 
 class _MergedAway(Exception):
@@ -125,8 +156,9 @@ class _MergedAway(Exception):
 
 
 def _read_part(
-    part: Path, rank: int, spec: TableSpec, where: Path, damage: list[str]
+    part: Path, rank: int, form: Form, where: Path, damage: list[str]
 ) -> Iterator[pa.Table]:
+    spec = form.spec
     try:
         # A part by its own path: a folder name must not be taken for a partition column here.
         with pq.ParquetFile(part) as file:
@@ -134,7 +166,8 @@ def _read_part(
             if (spec.key or "start_ns") not in schema.names:
                 damage.append(f"{where} cannot be read: it is no part of {spec.name}.")
                 return
-            rows = _conform(file.read(), rank, _schema(spec))
+            stored = [file.schema.column(place).path for place in range(len(file.schema))]
+        rows = [form.conform(group, rank) for group in _row_groups(part, form, stored)]
     except (OSError, pa.ArrowException, KeyError, ValueError, OverflowError) as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(part):
             raise _MergedAway from error
@@ -146,20 +179,29 @@ def _read_part(
     lacking = [c.name for c in spec.columns if not c.nullable and c.name not in schema.names]
     if lacking:
         damage.append(f"{where} lacks {', '.join(lacking)}: null in its rows.")
-    yield rows
+    yield from rows
 
 
-def _schema(spec: TableSpec) -> pa.Schema:
-    return spec.arrow.append(pa.field("rank", pa.int32(), nullable=False))
+def _row_groups(part: Path, form: Form, stored: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows of a part, group by group, so that what is read of a column is never there twice as a whole."""
+    columns = [path for path in stored if form.wants(path)]
+    names = [path for path in columns if form.lean and is_name(path)]
+    with pq.ParquetFile(part, read_dictionary=names or None) as file:
+        try:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group, columns=columns)
+            return
+        except pa.ArrowNotImplementedError:
+            # Names that are too many for a dictionary, inside of lists.
+            done = group
+    with pq.ParquetFile(part) as file:
+        for group in range(done, file.num_row_groups):
+            yield file.read_row_group(group, columns=columns)
 
 
-def _no_rows(spec: TableSpec) -> pa.Table:
-    schema = _schema(spec)
-    return pa.Table.from_arrays([to_column((), field.type) for field in schema], schema=schema)
-
-
-def _ascends(keys: pa.ChunkedArray) -> bool:
-    return bool(pc.all(pc.less_equal(keys[:-1], keys[1:])).as_py() is not False)
+def _ascends(keys: pa.ChunkedArray, *, strictly: bool = False) -> bool:
+    before = pc.less if strictly else pc.less_equal
+    return bool(pc.all(before(keys[:-1], keys[1:])).as_py() is not False)
 
 
 def _version(schema: pa.Schema) -> int:
@@ -199,26 +241,33 @@ def _ranks(folder: Path) -> Iterator[tuple[int, Path]]:
             yield int(text), rank_folder
 
 
-def _conform(rows: pa.Table, rank: int, schema: pa.Schema) -> pa.Table:
-    """Bring the rows of any version to this version's columns: a missing one becomes null, a newer one is dropped."""
-    columns = []
-    for field in schema:
-        if field.name == "rank":
-            columns.append(to_column([rank] * len(rows), field.type))
-        elif field.name in rows.column_names:
-            columns.append(rows.column(field.name).cast(field.type))
-        else:
-            columns.append(pa.nulls(len(rows), field.type))
-    nullable = pa.schema([field.with_nullable(True) for field in schema])
-    return pa.Table.from_arrays(columns, schema=nullable)
-
-
 def _last_rows(rows: pa.Table, spec: TableSpec) -> pa.Table:
-    """Keep the last row of each key, where the key first appeared. Keys are unique over processes."""
-    if not spec.key or pc.count_distinct(rows.column(spec.key)).as_py() == len(rows):
+    """Keep the last row of each key. Keys are unique over processes."""
+    if not spec.key:
         return rows
-    last = {key: place for place, key in enumerate(rows.column(spec.key).to_pylist())}
-    return rows.take(to_column(list(last.values()), pa.int64()))
+    keys = rows.column(spec.key)
+    if _ascends(keys, strictly=True):
+        return rows
+    # Numbers in the order of appearance; sorted, the rows of a key lie together, the last one behind.
+    codes = keys.combine_chunks().dictionary_encode().indices
+    order = pc.sort_indices(codes)
+    ordered = codes.take(order)
+    again = pc.equal(ordered.slice(0, max(len(ordered) - 1, 0)), ordered.slice(1))
+    replaced = order.slice(0, len(again)).filter(again)
+    return rows if not len(replaced) else _without(rows, replaced)
+
+
+def _without(rows: pa.Table, places: pa.Array) -> pa.Table:
+    """Leave out the rows at some places; only batches with such rows are copied."""
+    kept = []
+    begin = 0
+    gone = pc.is_in(to_column(range(len(rows)), pa.int64()), value_set=places.cast(pa.int64()))
+    stay = pc.invert(gone)
+    for batch in rows.to_batches():
+        flags = stay.slice(begin, len(batch))
+        begin += len(batch)
+        kept.append(batch if pc.all(flags).as_py() else batch.filter(flags))
+    return pa.Table.from_batches(kept, schema=rows.schema)
 
 
 def _read_metas(folder: Path, damage: list[str]) -> Iterator[ProcessMeta]:
