@@ -23,7 +23,8 @@ class AttentionCost:
         kv_heads: Hkv; equal to ``query_heads`` for MHA, 1 for MQA.
         qk_head_dim: Width of a query or key head.
         v_head_dim: Width of a value head.
-        window_tokens: Sliding window: a query attends to itself and ``window - 1`` tokens before it; None for full.
+        window_tokens: Sliding window: a query attends to itself and ``window - 1`` tokens before it (where it is
+            not causal, as many behind it); None for full.
         kv_bytes_per_token: Bytes of keys and values that one token adds to one layer's cache, by the real cache once
             one was seen, before that by the dtype of the model.
         layer_indices: Which layers they are, in the order of the cache; empty if that was not recorded.
@@ -155,6 +156,8 @@ class ModelCost:
         encoder: The encoder of an encoder-decoder, for passes that run it inside; its tokens are the source's.
         offloaded_bytes: The part of ``parameter_bytes`` that lies elsewhere between passes (on the host, on a disk)
             and is brought for each of them.
+        row_flops: FLOPs spent once for each sequence and not for each token: a pooler, a classifier on top of it; negative
+            where a class token needs less than another one.
         counted: The FLOPs come from torch's counter on a stand-in without data, and not from a closed form.
     """
 
@@ -175,6 +178,7 @@ class ModelCost:
     encoder: ModelCost | None = None
     offloaded_bytes: int = 0
     counted: bool = False
+    row_flops: int = 0
 
     @property
     def covered(self) -> bool:
