@@ -142,6 +142,7 @@ def count(
         raise ValueError(f"the model is not covered: {'; '.join(cost.not_covered)}")
     tokens = sum(r.query * r.sequences for r in rows)
     flops = cost.linear_flops_per_token * tokens + cost.head_flops_per_token * logits_tokens
+    flops += cost.row_flops * sum(r.sequences for r in rows)
     for shape, flops_per_pair in _attention(cost):
         flops += flops_per_pair * sum(shape.pairs(r.past, r.query) * r.sequences for r in rows)
     for state in cost.states:
@@ -287,6 +288,9 @@ class _Reach:
 
     def pairs(self, past: int, query: int) -> int:
         """Query x key pairs of one sequence."""
+        if not self.causal and self.window is not None:
+            # As far to the one side as to the other, and itself once.
+            return 2 * pairs(0, query, self.window) - query
         if not self.causal:
             return query * (past + query)
         if self.chunk is not None:
