@@ -217,7 +217,8 @@ def _matrix(module: nn.Module, name: str) -> Matrix:
 def _inner(child: nn.Module) -> nn.Module:
     """The linear layer in a module that holds one and nothing else (Moshi)."""
     inside = [c for c in child._modules.values() if c is not None]
-    return inside[0] if len(inside) == 1 and not own_parameters(child) else child
+    alone = len(inside) == 1 and not own_parameters(child) and matrix_of(child) is None
+    return inside[0] if alone else child
 
 
 def _attribute(module: object, config: object, names: tuple[str, ...]) -> int | None:

@@ -145,7 +145,9 @@ class ModelCost:
         lookup_bytes_per_token: Bytes of lookup-table rows (token and learned position embeddings) read for one token.
         parameter_bytes: All parameters, each storage once.
         parameters: Number of parameters, each storage once.
-        dtype: The dtype of the matrices, as torch spells it without the prefix (``float32``, ``bfloat16``).
+        dtype: The dtype that most matrices are multiplied in, as torch spells it without the prefix (``float32``,
+            ``bfloat16``): packed weights that are unpacked first have that of the activations; ``int8`` or
+            ``float8_e4m3fn`` only where both operands are quantized.
         not_covered: Why the closed form does not hold for this model, one clause each; empty when it does. With
             entries here, no FLOPs or bytes are given.
         tied_lookup_bytes_per_token: The part of ``lookup_bytes_per_token`` whose table is the output head as well: a
@@ -156,6 +158,8 @@ class ModelCost:
         encoder: The encoder of an encoder-decoder, for passes that run it inside; its tokens are the source's.
         offloaded_bytes: The part of ``parameter_bytes`` that lies elsewhere between passes (on the host, on a disk)
             and is brought for each of them.
+        stored: Bytes of ``parameter_bytes`` by the dtype that they are stored in, most first; empty if that was not
+            recorded.
         row_flops: FLOPs spent once for each sequence and not for each token: a pooler, a classifier on top of it; negative
             where a class token needs less than another one.
         counted: The FLOPs come from torch's counter on a stand-in without data, and not from a closed form.
@@ -177,6 +181,7 @@ class ModelCost:
     cross: tuple[CrossAttentionCost, ...] = ()
     encoder: ModelCost | None = None
     offloaded_bytes: int = 0
+    stored: tuple[tuple[str, int], ...] = ()
     counted: bool = False
     row_flops: int = 0
 
@@ -202,6 +207,7 @@ class ModelCost:
         fields["states"] = _groups(StateCost, fields.get("states", ()))
         fields["cross"] = _groups(CrossAttentionCost, fields.get("cross", ()))
         fields["not_covered"] = tuple(fields.get("not_covered", ()))
+        fields["stored"] = tuple((str(d), int(size)) for d, size in fields.get("stored", ()))
         encoder = fields.get("encoder")
         fields["encoder"] = None if encoder is None else cls.from_json(encoder)
         return cls(**fields)

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from phaseprof.work.adapters import Added, read_adapters
 from phaseprof.work.altup import read_altup
 from phaseprof.work.attention import (
     attention_cost,
@@ -79,6 +80,8 @@ _POSITIONS = re.compile(r"pos|wpe")
 _TABLES = frozenset({"embed_tokens_per_layer"})
 #: Vectors that scale, shift or replace elements: they multiply no matrix.
 _VECTORS = re.compile(r"bias|sinks?$|scale|scalar|residual")
+#: Bytes of the wider dtypes of activations; the others have two.
+_WIDE = {"float32": 4, "float64": 8}
 #: How many reasons are kept: a vision tower would give hundreds.
 _MAX_REASONS = 8
 
@@ -86,7 +89,7 @@ _MAX_REASONS = 8
 _EXPERTS = re.compile(r"expert|moe|router", re.IGNORECASE)
 #: Parts that are known and not covered yet, by their path or class, most telling first.
 _FOREIGN = (
-    (re.compile(r"lora_|peft", re.IGNORECASE), "an adapter that is not merged"),
+    (re.compile(r"lora_|peft", re.IGNORECASE), "an adapter that is not one of PEFT's"),
     (re.compile(r"vision|visual|image|patch", re.IGNORECASE), "a vision tower"),
     (re.compile(r"audio|speech", re.IGNORECASE), "an audio tower"),
     (
@@ -111,7 +114,7 @@ def decoder_cost(model: nn.Module) -> ModelCost:
     """
     weights = Weights.of(model)
     reasons = list(weights.odd())
-    walk = _Walk(model, reasons)
+    walk = _Walk(model, reasons, _WIDE.get(weights.activation_dtype, 2))
     walk.run()
     dtype = weights.dtype()
     if reasons:
@@ -126,16 +129,21 @@ def decoder_cost(model: nn.Module) -> ModelCost:
             parameters=weights.elements(),
             dtype=dtype,
             not_covered=_shorten(reasons),
+            stored=weights.by_dtype(),
         )
     head = weights.of_modules([walk.head] if walk.head is not None else [])
     outside = head | weights.of_modules(walk.tables) | weights.of_modules(walk.apart)
+    beside_head = weights.of_tensors(
+        t for a in walk.added if a.base is walk.head for t in a.tensors
+    )
+    beside = weights.of_tensors(t for a in walk.added if a.base is not walk.head for t in a.tensors)
     rows = [(weights.of_modules([table]), weights.row_bytes(table)) for table in walk.tables]
     return ModelCost(
         linear_flops_per_token=walk.linear_flops,
-        head_flops_per_token=0 if walk.head is None else _matrix_flops(walk.head),
+        head_flops_per_token=walk.head_flops,
         attention=_grouped(walk.layers),
-        body_weight_bytes=weights.bytes(weights.of_modules(walk.run_modules) - outside),
-        head_weight_bytes=weights.bytes(head),
+        body_weight_bytes=weights.bytes((weights.of_modules(walk.run_modules) | beside) - outside),
+        head_weight_bytes=weights.bytes(head | beside_head),
         lookup_bytes_per_token=sum(size for _, size in rows),
         parameter_bytes=weights.bytes(),
         parameters=weights.elements(),
@@ -144,6 +152,7 @@ def decoder_cost(model: nn.Module) -> ModelCost:
         experts=_grouped_experts(walk.experts),
         states=_grouped(walk.states),
         offloaded_bytes=weights.offloaded_bytes,
+        stored=weights.by_dtype(),
     )
 
 
@@ -153,7 +162,9 @@ class _Walk:
 
     model: nn.Module
     reasons: list[str]
+    activation_bytes: int
     linear_flops: int = 0
+    head_flops: int = 0
     tables: list[Any] = field(default_factory=list)
     head: nn.Module | None = None
     layers: dict[int, AttentionCost] = field(default_factory=dict)
@@ -161,12 +172,16 @@ class _Walk:
     experts: list[ExpertsCost] = field(default_factory=list)
     #: What a pass runs, and of it what a reader stands for; paths that a reader has told what they are.
     run_modules: list[nn.Module] = field(default_factory=list)
+    added: list[Added] = field(default_factory=list)
     accounted: set[nn.Module] = field(default_factory=set)
     apart: list[nn.Module] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        modules = text_modules(dict(self.model.named_modules()))
+        adapters = read_adapters(self.model)
+        self.reasons.extend(adapters.reasons)
+        everything = adapters.modules
+        modules = text_modules(everything)
         self._check_whole(modules)
         stack = self._find_stack(modules)
         if stack is not None:
@@ -175,8 +190,8 @@ class _Walk:
                 self._read_layers(modules, stack)
             except NotCovered as reason:
                 self.reasons.append(str(reason))
-        self.head = output_head(modules)
-        table = token_table(modules)
+        self.head = output_head(everything)
+        table = token_table(everything)
         seen: set[str] = set()
         self.run_modules = list(modules.values())
         for path, module in modules.items():
@@ -191,15 +206,28 @@ class _Walk:
             elif foreign not in seen:
                 seen.add(foreign)
                 self.reasons.append(f"{foreign} ({general(path) or class_name(module)})")
+        self.head_flops = 0 if self.head is None else _matrix_flops(self.head)
+        self._add_adapters(adapters.added)
+
+    def _add_adapters(self, added: Iterable[Added]) -> None:
+        run = set(self.run_modules)
+        self.added = [one for one in added if one.base in run]
+        for one in self.added:
+            if one.base is self.head:
+                self.head_flops += one.flops_per_token
+            else:
+                self.linear_flops += one.flops_per_token
 
     def _check_whole(self, modules: dict[str, nn.Module]) -> None:
         configs = [c for m in modules.values() if (c := config_of(m)) is not None]
         if any(getattr(config, "is_encoder_decoder", False) for config in configs):
             self.reasons.append("an encoder-decoder model")
+        run = set(modules.values())
         for path, module in shared_modules(self.model):
-            self.reasons.append(
-                f"{path} ({class_name(module)}) stands in several places: how often it runs is not known"
-            )
+            if module in run:
+                self.reasons.append(
+                    f"{path} ({class_name(module)}) stands in several places: how often it runs is not known"
+                )
 
     def _find_stack(self, modules: dict[str, nn.Module]) -> str | None:
         """The path of the one stack that the layers form, if they do."""
@@ -286,7 +314,17 @@ class _Walk:
             borrowing.append(module)
             before = (self.layers[i] for i in sorted(self.layers) if i < layer)
             return borrowed_cost(module, config, layer, before)
-        return attention_cost(module, config, layer)
+        cost = attention_cost(module, config, layer)
+        packed = [
+            m.element_bytes == 1 for c in module.children() if (m := matrix_of(c)) is not None
+        ]
+        if not any(packed):
+            return cost
+        # Packed projections count elements: what they give is as wide as the activations.
+        size = cost.kv_bytes_per_token
+        if not all(packed):
+            size = cost.kv_heads * (cost.qk_head_dim + cost.v_head_dim)
+        return replace(cost, kv_bytes_per_token=size * self.activation_bytes)
 
     def _leave_out(self, borrowing: list[nn.Module]) -> None:
         for attention in borrowing:

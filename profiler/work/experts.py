@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phaseprof.work.cost import ExpertsCost
-from phaseprof.work.modules import Kind, class_name, kind_of, matrix_of, own_parameters
+from phaseprof.work.modules import (
+    Kind,
+    class_name,
+    kind_of,
+    matrix_of,
+    own_bytes,
+    own_parameters,
+)
 from phaseprof.work.packed import packed_experts
 from phaseprof.work.parts import NotCovered, Part
 
@@ -110,6 +117,9 @@ def _experts(name: str, module: nn.Module) -> _Experts | None:
     if parameters:
         return None
     children = [child for child in module._modules.values() if child is not None]
+    holding = [child for child in children if own_parameters(child)]
+    if holding and all(any(p.dim() == 3 for p in own_parameters(c).values()) for c in holding):
+        return _joined(module, [_sliced(child, own_parameters(child)) for child in holding])
     if len(children) == 1 and _declared(module) is not None:
         return _flat(module, children[0])
     if len(children) > 1 and all(n.rpartition("_")[2].isdigit() for n in module._modules):
@@ -130,8 +140,20 @@ def _sliced(module: nn.Module, parameters: dict[str, Tensor]) -> _Experts:
     return _Experts(
         number=number,
         flops_per_token=sum(_flops(p) for p in parameters.values() if p.dim() == 3) // number,
-        bytes=sum(_bytes(p) for p in parameters.values()) // number,
+        bytes=own_bytes(module) // number,
         modules=(module,),
+    )
+
+
+def _joined(module: nn.Module, parts: list[_Experts]) -> _Experts:
+    """Experts whose matrices lie in a module each (Aria of transformers 5.0)."""
+    if len({part.number for part in parts}) != 1:
+        raise NotCovered(f"{class_name(module)} has experts in groups of different sizes")
+    return _Experts(
+        number=parts[0].number,
+        flops_per_token=sum(part.flops_per_token for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        modules=tuple(m for part in parts for m in part.modules),
     )
 
 
@@ -146,7 +168,7 @@ def _flat(module: nn.Module, inner: nn.Module) -> _Experts | None:
     return _Experts(
         number=number,
         flops_per_token=sum(_flops(p) for p in parameters.values()) // number,
-        bytes=sum(_bytes(p) for p in parameters.values()) // number,
+        bytes=own_bytes(inner) // number,
         modules=(module, inner),
     )
 
@@ -163,7 +185,7 @@ def _listed(module: nn.Module, children: list[nn.Module]) -> _Experts | None:
                 flops += matrix.flops_per_token
             elif kind_of(part) not in (Kind.EMPTY, Kind.ELEMENTWISE):
                 return None
-            size += sum(_bytes(p) for p in own_parameters(part).values())
+            size += own_bytes(part)
             modules.append(part)
         sizes.add((flops, size))
     if len(sizes) != 1:
@@ -243,7 +265,3 @@ def _declared(module: nn.Module) -> int | None:
 
 def _flops(matrix: Tensor) -> int:
     return 2 * int(matrix.numel())
-
-
-def _bytes(parameter: Tensor) -> int:
-    return int(parameter.numel()) * int(parameter.element_size())

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phaseprof.work.packed import packed_matrix, packed_table
+from phaseprof.work.adapters import base_of
+from phaseprof.work.packed import packed_matrix, packed_table, stored_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,6 +53,14 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in module._parameters.items() if p is not None}
 
 
+def own_bytes(module: nn.Module) -> int:
+    """Bytes of the weights that belong to the module itself, as they are stored."""
+    packed = packed_matrix(module) or packed_table(module)
+    if packed is not None:
+        return sum(part.bytes for part in packed.stored)
+    return sum(part.bytes for p in own_parameters(module).values() for part in stored_of(p))
+
+
 def kind_of(module: nn.Module) -> Kind:
     """Tell what a module does with its own parameters."""
     if matrix_of(module) is not None:
@@ -72,8 +81,11 @@ def matrix_of(module: object) -> Matrix | None:
     """The matrix of a linear layer: `torch.nn.Linear`, `Conv1D` of transformers, which stores it transposed, or a layer
     that stores it packed.
 
+    Of a layer with adapters it is that of the layer alone.
+
     None if the module is something else, or if its weight does not have the shape that it declares.
     """
+    module = base_of(module)
     packed = packed_matrix(module)
     if packed is not None:
         return Matrix(packed.rows, packed.columns, 1)

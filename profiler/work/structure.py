@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from phaseprof.work.adapters import base_of
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -47,13 +49,10 @@ def text_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     if root is None:
         return dict(modules)
     head = output_head(modules)
-    around = root.split(".")
-    # The modules around the text part stay: they hold nothing of its work, but may hold parameters that are odd.
-    kept = {".".join(around[:n]) for n in range(len(around))} | {""}
     return {
         path: module
         for path, module in modules.items()
-        if path in kept or path == root or path.startswith(f"{root}.") or module is head
+        if path == root or path.startswith(f"{root}." if root else "") or module is head
     }
 
 
@@ -62,7 +61,7 @@ def output_head(modules: Mapping[str, nn.Module]) -> nn.Module | None:
     for path, module in modules.items():
         get = getattr(module, "get_output_embeddings", None)
         try:
-            head: nn.Module | None = get() if callable(get) else None
+            head: nn.Module | None = base_of(get()) if callable(get) else None
         except (AttributeError, NotImplementedError):
             head = None
         if head is not None and head in modules.values():
@@ -77,7 +76,7 @@ def token_table(modules: Mapping[str, nn.Module]) -> object:
     for module in modules.values():
         get = getattr(module, "get_input_embeddings", None)
         try:
-            table = get() if callable(get) else None
+            table = base_of(get()) if callable(get) else None
         except (AttributeError, NotImplementedError):
             table = None
         if table is not None:

@@ -14,7 +14,6 @@ from phaseprof.work.packed import (
     Stored,
     dtype_of,
     is_known_tensor,
-    key_of,
     leaves,
     packed_experts,
     packed_matrix,
@@ -54,14 +53,13 @@ class Weights:
         )
         return cls(reading.unique, offloaded, reading.of_module, reading.numbers, reading.odd)
 
-    @staticmethod
-    def key(tensor: Tensor) -> Key:
-        """What makes two tensors the same bytes."""
-        return key_of(tensor)
-
     def of_modules(self, modules: Iterable[nn.Module]) -> set[Key]:
         """What the modules themselves read, without the modules inside them."""
         return {key for module in modules for key in self._of_module.get(id(module), ())}
+
+    def of_tensors(self, tensors: Iterable[Tensor]) -> set[Key]:
+        """The same of single parameters."""
+        return {part.key for tensor in tensors for part in stored_of(tensor)} & self.unique.keys()
 
     def bytes(self, keys: set[Key] | None = None) -> int:
         """Bytes of the weights under the keys, or of all."""
@@ -78,12 +76,12 @@ class Weights:
         """Numbers that the weights stand for, however they are packed; each once."""
         return sum(self._numbers.elements.values())
 
-    def by_dtype(self) -> dict[str, int]:
+    def by_dtype(self) -> tuple[tuple[str, int], ...]:
         """Bytes by the dtype that they are stored in, most first."""
         sizes: Counter[str] = Counter()
         for stored in self.unique.values():
             sizes[stored.dtype] += stored.bytes
-        return dict(sizes.most_common())
+        return tuple(sizes.most_common())
 
     def dtype(self) -> str:
         """The dtype that most of the weights are multiplied in, spelt without the prefix: their own, that which packed
