@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from phaseprof.analyzers.results import OwnCost, PhaseFigures, Report
+from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report
 
 #: Raised when a key changes its meaning or goes away.
 JSON_SCHEMA = 1
@@ -20,8 +20,8 @@ def to_json(report: Report) -> dict[str, Any]:
     """Plain dicts, lists, strings and finite numbers.
 
     Besides ``schema``, ``device``, ``phases``, ``requests``, ``overhead`` (the profiler's own cost) and
-    ``not_measured`` there are ``answer``, ``run``, ``by_batch``, ``ceilings``, ``set_aside``, ``damage`` and
-    ``provenance``.
+    ``not_measured`` there are ``answer``, ``run``, ``by_batch``, ``ceilings``, ``set_aside``, ``damage``,
+    ``provenance`` and ``ranks`` (null for one rank).
     """
     cost = report.own_cost
     facts = asdict(report.facts)
@@ -43,9 +43,16 @@ def to_json(report: Report) -> dict[str, Any]:
         "damage": list(report.damage),
         "not_measured": [asdict(entry) for entry in report.not_measured],
         "provenance": dict(report.provenance),
+        "ranks": _ranks(report.ranks),
     }
     safe: dict[str, Any] = _safe(result)
     return safe
+
+
+def _ranks(ranks: RanksReport | None) -> dict[str, Any] | None:
+    if ranks is None:
+        return None
+    return {**asdict(ranks), "kinds": list(ranks.kinds)}
 
 
 def _phases(phases: Mapping[str, PhaseFigures]) -> dict[str, Any]:

@@ -215,6 +215,120 @@ class OwnCost:
     writer_cpu_ms: float
 
 
+class Parallelism(enum.StrEnum):
+    """How ranks work together."""
+
+    #: The layers of a model are split over them: they make each pass together.
+    TENSOR = "tensor-parallel"
+    #: Each makes passes of its own.
+    DATA = "data-parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """The steady-state figures of one rank.
+
+    Attributes:
+        rank: Which. host: Name of its host; empty if not recorded.
+        processes: Processes that ran as this rank. restarts: How often torchrun restarted it.
+        ended: Whether the end of its last process is in the trace.
+        passes: Passes counted. tokens: Prefill and decode tokens.
+        span_ms: Time of the passes. between_ms: Time on the host between the passes of one request loop.
+        busy_ms: Time in which the device worked; None without a collector that sees it.
+        prefill_ms_p50, decode_ms_p50: Time of one pass.
+        output_tokens_per_s: Decode tokens over the passes of all phases and the time between them; None without any.
+        clock_drift_ms: How far the Unix clock moved against the monotonic one while it ran; None if it did not end.
+    """
+
+    rank: int
+    host: str
+    processes: int
+    restarts: int
+    ended: bool
+    passes: int
+    tokens: int
+    span_ms: float
+    between_ms: float | None
+    busy_ms: float | None
+    prefill_ms_p50: float | None
+    decode_ms_p50: float | None
+    output_tokens_per_s: float | None
+    clock_drift_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Laggard:
+    """The rank that costs the most time.
+
+    Attributes:
+        rank: Which. last_share: Share of the steps in which it is last (begins last, or takes longest), and no other
+            with it.
+        lost_ms: Where the ranks wait for each other in every step, what it is behind the one before it, summed over
+            the steps in which it is last; else what its passes take more in all than those of the next one.
+        lost_share: That over the time of the steps, each by its longest pass; or of its own passes.
+    """
+
+    rank: int
+    last_share: float
+    lost_ms: float
+    lost_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """How far apart ranks are in the steps that all of them made.
+
+    Attributes:
+        kind: How they work together. ranks: Which. steps: Steps compared.
+        start_ms: From the first begin of a step to the last; None where their clocks do not compare.
+        duration_ms: From the shortest pass of a step to the longest.
+        by_start: The laggard of a tensor-parallel model was found by its begin; else by its passes being shortest.
+        laggard: The rank that costs the most time.
+    """
+
+    kind: Parallelism
+    ranks: tuple[int, ...]
+    steps: int
+    start_ms: Percentiles | None
+    duration_ms: Percentiles
+    by_start: bool
+    laggard: Laggard
+
+
+@dataclass(frozen=True, slots=True)
+class RanksReport:
+    """The ranks of a trace.
+
+    Attributes:
+        ranks: The figures of each, by rank.
+        groups: Ranks that make each pass together; a rank that makes its own is a group of one.
+        leaders: The rank of each group that the figures of the report are taken from.
+        world_size: Processes of the job; None if not known. missing: Ranks of which the trace has no pass.
+        hosts: Names of the hosts.
+        output_tokens_per_s: Sum over the groups; None without generated tokens.
+        skews: Within the groups, and between them.
+    """
+
+    ranks: tuple[RankFigures, ...]
+    groups: tuple[tuple[int, ...], ...]
+    leaders: tuple[int, ...]
+    world_size: int | None
+    missing: tuple[int, ...]
+    hosts: tuple[str, ...]
+    output_tokens_per_s: float | None
+    skews: tuple[Skew, ...]
+
+    @property
+    def kinds(self) -> tuple[Parallelism, ...]:
+        """How the ranks work together: one way, or groups of one that work in the other."""
+        found = []
+        if len(self.groups) > 1:
+            found.append(Parallelism.DATA)
+        if any(len(group) > 1 for group in self.groups):
+            found.append(Parallelism.TENSOR)
+        return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """What was profiled, for the head line.
@@ -258,6 +372,7 @@ class Report:
         ceilings: The roofs that were used; None if none is known. facts: What was profiled.
         damage: Parts of the trace that could not be read, one sentence each.
         not_measured: What is missing, why, and what would help.
+        ranks: The ranks, if there are several.
         provenance: Pairs of (figure, where it comes from) for the foot line.
     """
 
@@ -272,3 +387,4 @@ class Report:
     damage: tuple[str, ...]
     not_measured: tuple[NotMeasured, ...]
     provenance: tuple[tuple[str, str], ...]
+    ranks: RanksReport | None = None

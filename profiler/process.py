@@ -132,6 +132,21 @@ def _namespace(kind: str) -> str:
         return ""
 
 
+def first_pass_id(rank: int, pid: int, host: str) -> int:
+    """Where a process begins to count its passes, so that ids are unique over the processes of a trace.
+
+    9 bits of rank and 22 bits of `process_code` above 32 bits of count: positive in an int64.
+    """
+    return (rank & 0x1FF) << 54 | process_code(pid, host) << 32
+
+
+def process_code(pid: int, host: str) -> int:
+    """A process in 22 bits. The host's token flips bits of its id: codes of one host stay apart, and those of the same
+    process id on two hosts differ.
+    """
+    return (pid ^ int(host or "0", 16)) & 0x3FFFFF
+
+
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="ascii").strip()

@@ -20,7 +20,7 @@ from phaseprof.attribution import join_operators
 from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
 from phaseprof.events import Event, PassSeen, RawPass
-from phaseprof.process import ProcessPlace
+from phaseprof.process import ProcessPlace, first_pass_id
 from phaseprof.records import Kernel
 from phaseprof.schema import KERNELS
 from phaseprof.settling.settler import Settler
@@ -257,12 +257,3 @@ class Recorder:
             self._note(
                 NotMeasured("the rest of the run", f"the trace could not be written: {reason}")
             )
-
-
-def first_pass_id(rank: int, pid: int, host: str) -> int:
-    """Where a process begins to count its passes, so that ids are unique over the processes of a trace.
-
-    9 bits of rank and 22 bits of process id above 32 bits of count: positive in an int64. The host's token flips bits
-    of the process id, so that ids of one host stay apart, and so do those of hosts with the same process ids.
-    """
-    return (rank & 0x1FF) << 54 | ((pid ^ int(host or "0", 16)) & 0x3FFFFF) << 32

@@ -22,6 +22,7 @@ from phaseprof.cli.render.layout import (
     to_ascii,
 )
 from phaseprof.cli.render.phase_table import BOUND_STYLE, ordered, phase_table
+from phaseprof.cli.render.ranks import ranks_section
 from phaseprof.cli.render.roofline import Mark, roofline
 from phaseprof.trace.meta import Device
 
@@ -45,6 +46,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         _answer(report, width),
         phase_table(report.phases, report.by_batch, report.set_aside, width),
         _latencies(report, width) + _asides(report, width),
+        ranks_section(report.ranks, width),
         _roofline(report, width, unicode),
         _evidence(report, width),
         _foot(report, width),

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from phaseprof.process import Place, ProcessPlace, place_of, this_host
-from phaseprof.recorder import first_pass_id
+from phaseprof.process import Place, ProcessPlace, first_pass_id, place_of, this_host
 
 TORCHRUN = {
     "RANK": "3",
