@@ -19,6 +19,8 @@ from phaseprof.analyzers.results import Percentiles
 from phaseprof.trace.columns import to_column
 
 _INT64_LIMIT = 2**63 - 1
+#: Rows that are worked on at a time.
+_ROWS = 32_768
 
 
 def plain(values: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -28,6 +30,12 @@ def plain(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = pc.cast(values, values.type.value_type)
     return values
+
+
+def parts(table: pa.Table) -> Iterator[pa.Table]:
+    """The rows a part at a time: what is worked out for each of them then never fills the memory."""
+    for begin in range(0, table.num_rows, _ROWS):
+        yield table.slice(begin, _ROWS)
 
 
 def column(table: pa.Table, name: str) -> pa.Array:

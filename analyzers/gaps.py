@@ -5,29 +5,29 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers.columns import first_request, int_column, next_of, scalar
-
-#: Rows that are worked on at a time: what is worked out for each of them then never fills the memory.
-ROWS = 131_072
+from phaseprof.analyzers.columns import first_request, int_column, next_of, parts, scalar
 
 
 def gaps_ns(passes: pa.Table, quiet: pa.Array) -> pa.Array:
     """Time from each pass's end to the next pass of the same request on the same thread; null where there is none.
 
     The next pass is the next of any model: between two passes of the target, a draft model's work is no gap. A gap
-    next to a pass that compiled, failed or ran under a collector is not the run's own.
+    next to a pass that is not ``quiet`` (it compiled, failed or ran under a collector) is not the run's own.
     """
     order = _order(passes)
     if order is not None:
         columns = ["rank", "thread_id", "start_ns", "end_ns", "slices"]
         ordered = passes.select(columns).take(order)
         return _until_next(ordered, quiet.take(order)).take(pc.sort_indices(order))
-    # One row more than it is about: the next one.
-    parts = [
-        _until_next(passes.slice(begin, ROWS + 1), quiet.slice(begin, ROWS + 1))[:ROWS]
-        for begin in range(0, passes.num_rows, ROWS)
-    ]
-    return pa.concat_arrays(parts)
+    found = []
+    begin = 0
+    for rows in parts(passes):
+        # One row more: the next of the last one.
+        length = rows.num_rows
+        more = passes.slice(begin, length + 1)
+        found.append(_until_next(more, quiet.slice(begin, length + 1)).slice(0, length))
+        begin += length
+    return pa.concat_arrays(found)
 
 
 def _until_next(passes: pa.Table, quiet: pa.Array) -> pa.Array:

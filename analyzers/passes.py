@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers import gaps, thresholds
+from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.columns import (
     as_float,
     column,
@@ -22,10 +22,12 @@ from phaseprof.analyzers.columns import (
     int_column,
     named,
     names,
+    parts,
     scalar,
     summable,
     total,
 )
+from phaseprof.analyzers.gaps import gaps_ns
 from phaseprof.analyzers.results import SetAside
 from phaseprof.analyzers.roofline import RoofTimes, roof_times
 from phaseprof.phases import Phase, Role
@@ -154,18 +156,10 @@ class SortedPasses:
 
 def primary_model(passes: pa.Table) -> Primary:
     """Find the model that the time went to, by its target passes. ``passes`` must have rows."""
-    models, roles_of = names(passes, "model_id"), names(passes, "role")
-    width = len(roles_of.dictionary)
-    key = pc.add(
-        pc.multiply(pc.cast(models.indices, pa.int64()), scalar(width, pa.int64())),
-        pc.cast(roles_of.indices, pa.int64()),
-    )
-    order, runs = groups(key)
-    host_ns = column(passes, "host_ns").take(order)
     times: dict[tuple[str, str], int] = {}
-    for value, begin, length in runs:
-        pair = models.dictionary[value // width].as_py(), roles_of.dictionary[value % width].as_py()
-        times[pair] = total(host_ns.slice(begin, length))
+    for rows in parts(passes):
+        for pair, ns in _times(rows):
+            times[pair] = times.get(pair, 0) + ns
     targets = {pair: ns for pair, ns in times.items() if pair[1] == Role.TARGET} or times
     by_model: dict[str, int] = {}
     for (name, _), ns in targets.items():
@@ -180,6 +174,21 @@ def primary_model(passes: pa.Table) -> Primary:
     return Primary(model_id, roles, 1 - own / whole if whole else 0.0)
 
 
+def _times(passes: pa.Table) -> Iterator[tuple[tuple[str, str], int]]:
+    """The time of each model and role."""
+    models, roles = names(passes, "model_id"), names(passes, "role")
+    width = len(roles.dictionary)
+    key = pc.add(
+        pc.multiply(pc.cast(models.indices, pa.int64()), scalar(width, pa.int64())),
+        pc.cast(roles.indices, pa.int64()),
+    )
+    order, runs = groups(key)
+    host_ns = column(passes, "host_ns").take(order)
+    for value, begin, length in runs:
+        pair = models.dictionary[value // width].as_py(), roles.dictionary[value % width].as_py()
+        yield pair, total(host_ns.slice(begin, length))
+
+
 def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -> SortedPasses:
     """Group the passes of the primary model by what they count as, phase and batch.
 
@@ -188,16 +197,15 @@ def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -
         primary: Which model.
         ceilings: Roofs, for the time of each pass over its roof time.
     """
-    status = _status(passes, primary)
+    status = pa.concat_arrays([_status(rows, primary) for rows in parts(passes)])
     device_ns = passes.column("device_ns")
     on_device = device_ns.null_count < len(device_ns)
     marked = passes.append_column("status", status)
     quiet = pc.is_in(status, value_set=to_column([Status.STEADY, Status.FIRST], pa.int32()))
-    marked = marked.append_column("gap_ns", gaps.gaps_ns(passes, quiet))
+    marked = marked.append_column("gap_ns", gaps_ns(passes, quiet))
     sorted_: dict[tuple[Status, Phase, int], Group] = {}
-    # A part of the rows at a time: what is worked out for each of them then never fills the memory.
-    for begin in range(0, marked.num_rows, gaps.ROWS):
-        for key, group in _groups(marked.slice(begin, gaps.ROWS), ceilings):
+    for rows in parts(marked):
+        for key, group in _groups(rows, ceilings):
             sorted_[key] = sorted_.get(key, Group()) + group
 
     steady = {

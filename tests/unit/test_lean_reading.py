@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from rows import forward_pass, request
 
-from phaseprof.analyzers import gaps
+from phaseprof.analyzers import columns
 from phaseprof.analyzers.report import LEAN, build_report
 from phaseprof.phases import Phase
 from phaseprof.records import Slice, Warmup
@@ -181,7 +181,7 @@ def test_the_report_does_not_depend_on_how_many_rows_are_worked_on_at_a_time(
     whole = build_report(opened)
     assert whole.phases["decode"].between_ms is not None
     for rows in (1, 2, 3):
-        monkeypatch.setattr(gaps, "ROWS", rows)
+        monkeypatch.setattr(columns, "_ROWS", rows)
         assert build_report(opened) == whole
 
 
