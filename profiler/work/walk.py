@@ -9,8 +9,10 @@ Weights are facts, a config is a claim. Widths come from the weights; the config
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from phaseprof.work.adapters import has_adapters
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.decoder import decoder_cost
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Walks over models that are no decoder, asked in turn. Each gives None for a model of another kind.
 _KINDS: tuple[Callable[[nn.Module], ModelCost | None], ...] = ()
+
+_ADAPTERS = ("adapters in a model that is no decoder",)
 
 
 def model_cost(model: nn.Module) -> ModelCost:
@@ -36,5 +40,5 @@ def model_cost(model: nn.Module) -> ModelCost:
     for kind in _KINDS:
         cost = kind(model)
         if cost is not None:
-            return cost
+            return cost if not has_adapters(model) else replace(cost, not_covered=_ADAPTERS)
     return decoder_cost(model)
