@@ -19,25 +19,35 @@ DEMO := $(VENV)/.installed-demo-$(FILES)
 DEV := $(VENV)/.installed-dev-$(FILES)
 # The first time there is much to fetch, and pip shows how far it is.
 QUIET := $(if $(wildcard $(VENV)/.installed-*),--quiet)
+# The oldest transformers that is supported, in a folder that is put before the environment's own.
+OLDEST_TRANSFORMERS := 5.0.0
+OLDEST := $(VENV)/transformers-$(OLDEST_TRANSFORMERS)
+OLDEST_TESTS := $(wildcard tests/integration/test_hf_*.py tests/integration/test_work_*.py)
 INSTALL := $(BIN)/python -m pip install $(QUIET) -c constraints.txt $(PIP_ARGS)
 EDITABLE := -C editable_mode=strict
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-oldest lint format bench clean
 
 help:
-	@echo "make demo    profile the embedded model and print the report (about two minutes, the first time more)"
-	@echo "make test    lint, types, import rules and all tests that this machine can run"
-	@echo "make lint    the same without the tests"
-	@echo "make format  rewrite the code as ruff formats it"
-	@echo "make bench   measure the profiler's own cost"
-	@echo "make clean   remove the environment and everything that was built"
+	@echo "make demo         profile the embedded model and print the report (about two minutes, the first time more)"
+	@echo "make test         lint, types, import rules and all tests that this machine can run"
+	@echo "make test-oldest  the tests that depend on transformers, with the oldest release that is supported"
+	@echo "make lint         the same without the tests"
+	@echo "make format       rewrite the code as ruff formats it"
+	@echo "make bench        measure the profiler's own cost"
+	@echo "make clean        remove the environment and everything that was built"
 
 demo: $(DEMO)
 	$(BIN)/phaseprof profile $(if $(TRACE),-o $(TRACE)) $(PROFILE_ARGS)
 
 test: lint
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory test-oldest
+
+# What depends on the internals of transformers, with the oldest release that is supported.
+test-oldest: $(DEV) $(OLDEST)/.installed
+	HF_HUB_OFFLINE=1 PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest $(OLDEST_TESTS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -68,6 +78,10 @@ $(DEMO): $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "Installing phaseprof into $(VENV) (torch is large: the first time takes minutes)"
 	$(INSTALL) -e ".[demo]" $(EDITABLE)
 	@rm -f $(VENV)/.installed-*
+	touch $@
+
+$(OLDEST)/.installed: $(VENV)/.pip
+	$(BIN)/python -m pip install --quiet --upgrade --target $(OLDEST) $(PIP_ARGS) transformers==$(OLDEST_TRANSFORMERS)
 	touch $@
 
 $(DEV): $(DEMO)
