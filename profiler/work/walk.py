@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from phaseprof.work.adapters import has_adapters
 from phaseprof.work.cost import ModelCost
+from phaseprof.work.cross import encoder_decoder_cost
 from phaseprof.work.decoder import decoder_cost
+from phaseprof.work.encoders import encoder_cost
 
 if TYPE_CHECKING:
     from torch import nn
 
 #: Walks over models that are no decoder, asked in turn. Each gives None for a model of another kind.
-_KINDS: tuple[Callable[[nn.Module], ModelCost | None], ...] = ()
+_KINDS: tuple[Callable[[nn.Module], ModelCost | None], ...] = (encoder_decoder_cost, encoder_cost)
 
 _ADAPTERS = ("adapters in a model that is no decoder",)
 
