@@ -180,7 +180,7 @@ class PassRows:
         return taken
 
     def _work(self, event: PassSeen, past: int, model: _Model, *, masked: bool) -> Work | None:
-        if model.cost is None or not model.cost.covered:
+        if model.cost is None or not model.cost.covered or not event.query:
             return None
         if model.cost.cross and event.source is None:
             # What it attended to could not be read.

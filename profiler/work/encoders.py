@@ -258,6 +258,10 @@ class _Reading:
 
     def read_stem(self) -> None:
         """The convolutions that make tokens, from the last to the first: how many positions each works on."""
+        if self.convolutions and "Classification" in class_name(self.root):
+            raise NotCovered(
+                f"{class_name(self.root)} gives out no states: its tokens are not known"
+            )
         each, extra = 1, -self.class_tokens
         for conv in reversed(self.convolutions):
             if conv.groups != 1 or any(d != 1 for d in conv.dilation):

@@ -427,6 +427,7 @@ def test_windows_to_both_sides_by_hand() -> None:
     ("model_class", "config_class", "given", "reason"),
     [
         ("BartForSequenceClassification", "BartConfig", _BART, "the head of BartForSequence"),
+        ("ViTForImageClassification", "ViTConfig", _VISION, "its tokens are not known"),
         ("LongT5ForConditionalGeneration", "LongT5Config", _T5, "not known (longt5)"),
     ],
 )

@@ -82,7 +82,10 @@ def of(family: str, ending: str = "ForCausalLM", **given: Any) -> Callable[[], A
     [
         # A kind of encoder that nothing is known of.
         (of("MegatronBert", "Model", **BERT), "how often it is used is not known"),
-        (of("LongT5", "ForConditionalGeneration", **T5), "an encoder-decoder of a kind that is not"),
+        (
+            of("LongT5", "ForConditionalGeneration", **T5),
+            "an encoder-decoder of a kind that is not",
+        ),
         (
             of(
                 "GPT2",
