@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from phaseprof.analyzers.results import Parallelism, RankFigures, RanksReport, Skew
+from phaseprof.analyzers.results import (
+    Parallelism,
+    Percentiles,
+    RankFigures,
+    RanksReport,
+    Skew,
+)
 from phaseprof.cli.render import units
 from phaseprof.cli.render.layout import MARGIN, keyed, paragraph, plain
 
 #: Of more ranks than this only the slowest, the fastest and those without an end have a row.
 _ROWS = 8
-#: Groups whose skew is shown, those first in which the most time is lost.
-_SKEWS = 4
+#: Skews that are shown.
+_SKEWS = 3
 #: Names of hosts in the head line.
 _HOSTS = 3
 
@@ -66,7 +72,7 @@ def ranks_section(ranks: RanksReport | None, width: int) -> list[Text]:
     said = [sentence for skew in _worst(ranks.skews) for sentence in _skew(skew, ranks)]
     hidden = len(ranks.skews) - _SKEWS
     if hidden > 0:
-        said.append(f"{units.counted(hidden, 'group')} with less of it are not shown.")
+        said.append(f"In {units.counted(hidden, 'group')} more there is less time lost.")
     return lines + keyed("Skew", said, width)
 
 
@@ -115,7 +121,7 @@ def _table(ranks: RanksReport, width: int) -> list[Text]:
         lines.append(line.append(" " * _GAP + note, style="yellow") if note else line)
     hidden = len(ranks.ranks) - len(shown)
     if hidden:
-        said = f"{units.counted(hidden, 'rank')} more, neither among the slowest nor the fastest."
+        said = f"{units.counted(hidden, 'rank')} more, between the fastest and the slowest."
         lines += paragraph(said, width, paint=plain("dim"))
     return lines
 
@@ -141,37 +147,43 @@ def _note(each: RankFigures) -> str:
 
 
 def _worst(skews: Sequence[Skew]) -> list[Skew]:
-    return sorted(skews, key=lambda skew: -skew.laggard.lost_ms)[:_SKEWS]
+    """What is between the groups, then the groups in which the most time is lost."""
+    return sorted(skews, key=lambda s: (s.kind is not Parallelism.DATA, -s.laggard.lost_ms))[
+        :_SKEWS
+    ]
 
 
 def _skew(skew: Skew, ranks: RanksReport) -> list[str]:
     who = _named(skew.ranks)
-    steps = units.counted(skew.steps, "step")
-    between = "" if skew.kind is Parallelism.TENSOR or not _leads(ranks) else " (one of each group)"
-    apart = []
+    if skew.kind is Parallelism.DATA and _leads(ranks):
+        who += ", one of each group,"
+    apart = [f"passes differ by {_typical(skew.duration_ms)}"]
     if skew.start_ms is not None:
-        apart.append(
-            f"begin {units.duration(skew.start_ms.p50)} apart (p50), {units.duration(skew.start_ms.p90)} (p90)"
-        )
-    apart.append(
-        f"take {units.duration(skew.duration_ms.p50)} more or less (p50), {units.duration(skew.duration_ms.p90)} (p90)"
-    )
-    return [f"{who}{between} in {steps}: {'; '.join(apart)}.", _laggard(skew)]
+        apart.insert(0, f"begin {_typical(skew.start_ms, ' apart')}")
+    steps = units.counted(skew.steps, "step")
+    return [f"{who} in {steps}: {', '.join(apart)}.", _laggard(skew)]
+
+
+def _typical(figures: Percentiles, what: str = "") -> str:
+    return f"{units.duration(figures.p50)}{what} (p90 {units.duration(figures.p90)})"
 
 
 def _laggard(skew: Skew) -> str:
     last = skew.laggard
-    often = units.percent(last.last_share)
-    cost = f"{units.duration(last.lost_ms)} ({units.percent(last.lost_share)} of the time)"
     if not last.lost_ms:
         return "No rank is behind the others."
+    often, share = units.percent(last.last_share), units.percent(last.lost_share)
+    cost = units.duration(last.lost_ms)
     if skew.kind is Parallelism.DATA:
-        return f"Rank {last.rank} is the slowest, in {often} of them, and in all {cost} behind the next."
+        return (
+            f"Rank {last.rank} is the slowest: it takes longest in {often} of them, and {cost} more than the next in "
+            f"all, {share} of its time."
+        )
     if skew.by_start:
-        return f"Rank {last.rank} begins last in {often} of them: the others lose {cost} to it."
+        return f"Rank {last.rank} begins last in {often} of them: the others lose {cost} to it, {share} of the time."
     return (
         f"Rank {last.rank} has the shortest passes in {often} of them. All end together, so that it begins last: the "
-        f"others lose {cost} to it."
+        f"others lose {cost} to it, {share} of the time."
     )
 
 

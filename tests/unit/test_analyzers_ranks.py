@@ -17,12 +17,14 @@ from phaseprof.process import first_pass_id
 from phaseprof.trace.meta import ClockPair, Host, ProcessMeta
 from phaseprof.trace.reader import Trace
 
+Times = dict[int, tuple[int, ...]]
+
 HOST = Host("node-a", "c10c5a", "8f5cc7")
 OTHER = Host("node-b", "0ther0", "00beef")
 
 #: Begin and length of four decode steps in ms, by rank. Rank 1 begins last in the last three.
-STARTS = {0: (0, 10, 20, 30), 1: (0, 11, 22, 34)}
-SPANS = {0: (5, 5, 5, 5), 1: (5, 4, 3, 1)}
+STARTS: Times = {0: (0, 10, 20, 30), 1: (0, 11, 22, 34)}
+SPANS: Times = {0: (5, 5, 5, 5), 1: (5, 4, 3, 1)}
 
 
 def process(rank: int, **changes: Any) -> ProcessMeta:
@@ -48,8 +50,8 @@ def split(rank: int, *ranks: int, **changes: Any) -> ProcessMeta:
 
 def timeline(
     metas: tuple[ProcessMeta, ...],
-    starts: dict[int, tuple[int, ...]] = STARTS,
-    spans: dict[int, tuple[int, ...]] = SPANS,
+    starts: Times = STARTS,
+    spans: Times = SPANS,
     tokens: dict[int, int] | None = None,
 ) -> Timeline:
     """Each process writes its steps on its own Unix axis."""
