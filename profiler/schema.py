@@ -316,11 +316,12 @@ def markdown() -> str:
         "",
         "While a run lasts, a row may be written again with the same key (a pass that was settled by a later one,",
         "a request that ended): the row in the later part counts. A process names its parts",
-        "`part-<pid>-<first>-<last>.parquet`, by the numbers of the flushes inside; a kill at the wrong moment can",
-        "leave a part beside the wider one that it was merged into. `phaseprof.open_trace` takes care of both,",
-        "adds the column `rank` from the folder's name, and names the parts that cannot be read. A run that ends",
-        "cleanly leaves one part a process and table, and one row a key: `SELECT ... FROM",
-        "'TRACE/passes/**/*.parquet'` is exact there.",
+        "`part-<host>-<pid>-<first>-<last>.parquet`, by its host and the numbers of the flushes inside; a kill at the",
+        "wrong moment can leave a part beside the wider one that it was merged into. `phaseprof.open_trace` takes",
+        "care of both, adds the column `rank` from the folder's name, and names the parts that cannot be read. A run",
+        "that ends cleanly leaves one part a process and table, and one row a key: `SELECT ... FROM",
+        "'TRACE/passes/**/*.parquet'` is exact there. Ranks over which a model is split (`tensor_ranks` in the meta",
+        "files) each write the passes that they make together.",
     ]
     for table in TABLES:
         lines += ["", f"## {table.name}", "", f"One row is {table.row}."]
