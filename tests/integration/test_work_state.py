@@ -40,6 +40,7 @@ _DELTA = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+_NO_EXPERTS = {"num_experts": 0, "mlp_only_layers": [0, 1], "decoder_sparse_step": 1}
 _LINEAR_THEN_FULL = {"layer_types": ["linear_attention", "full_attention"]}
 
 # Per token of one step, all layers: FLOPs of recurrence and convolution by hand; what torch's counter
@@ -93,6 +94,41 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], int, tuple[int, int]]] = {
         1536 + 768,
         (0, 1536),
     ),
+    # Keys of 2 heads for 4 of the values: the convolution is 64 wide.
+    "Qwen3Next": (
+        _GQA | _DELTA | _LINEAR_THEN_FULL | _NO_EXPERTS | {"head_dim": 8},
+        1536 + 512,
+        (0, 1024),
+    ),
+    "Qwen3_5": (_GQA | _DELTA | _LINEAR_THEN_FULL | {"head_dim": 8}, 1536 + 512, (0, 1024)),
+    # Both in each of the two layers.
+    "FalconH1": (
+        _GQA | _SSD | {"head_dim": 8, "mamba_d_ssm": 64},
+        2 * (2048 + 640),
+        (2 * 1024, 2 * 1280),
+    ),
+    "NemotronH": (
+        _GQA
+        | {
+            "layers_block_type": ["mamba", "attention"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 1,
+            "ssm_state_size": 8,
+            "head_dim": 8,
+            "chunk_size": 8,
+        },
+        2048 + 640,
+        (1024, 1280),
+    ),
+    # 4 heads of 8 x 8: 4 x 4 x 64, of which the product of a key and a value is an outer one.
+    "MiniMax": (
+        _GQA
+        | _LINEAR_THEN_FULL
+        | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 2, "block_size": 8},
+        1024,
+        (512, 0),
+    ),
     # 3 taps over 32 channels.
     "Lfm2": (
         _GQA
@@ -116,7 +152,10 @@ def build(name: str) -> Any:
     if not hasattr(transformers, f"{name}ForCausalLM"):
         pytest.skip("not in this transformers")
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**ARCHITECTURES[name][0])
+    text = "Text" if name == "Qwen3_5" else ""
+    config = getattr(transformers, f"{name}{text}Config")(**ARCHITECTURES[name][0])
+    # One expert after the other, in products that the counter sees.
+    config._experts_implementation = "eager"
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
@@ -166,12 +205,12 @@ class Loop:
         ]
         if not kinds or "cache_params" in self.names:
             return {}
-        named = {"dtype": torch.float32, "device": torch.device("cpu")}
+        cpu = torch.device("cpu")
+        config = self.model.config
+        named = {"config": config, "dtype": torch.float32, "device": cpu, "devices": [cpu] * 2}
         wanted = inspect.signature(kinds[0].__init__).parameters
         size = {n: BATCH for n in ("batch_size", "max_batch_size") if n in wanted}
-        self.cache = kinds[0](
-            self.model.config, **size, **{k: v for k, v in named.items() if k in wanted}
-        )
+        self.cache = kinds[0](**size, **{k: v for k, v in named.items() if k in wanted})
         return {}
 
 
