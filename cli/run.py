@@ -51,7 +51,7 @@ def run(
         _say(f"phaseprof: a process was not recorded: {failure}")
     if outcome.nothing is not None:
         _say(_error(outcome.nothing))
-    elif report:
+    elif report and outcome.first:
         _report(outcome.trace)
     else:
         _say(f"phaseprof: the trace is in {outcome.trace} · phaseprof report {outcome.trace}")

@@ -110,6 +110,24 @@ def _in_group(known: Place) -> Place:
     return replace(known, rank=rank, world_size=world_size, local_rank=local_rank, source=_GROUP)
 
 
+def job_of(environment: Mapping[str, str]) -> str:
+    """What the processes of one job have in common and those of no other; empty if nothing says that there are others.
+
+    Several `phaseprof run` commands of one job may write into one folder: one on each node, or one around each rank.
+    `PHASEPROF_JOB` says it where the launcher does not.
+    """
+    get = environment.get
+    if named := get("PHASEPROF_JOB"):
+        return f"named {named}"
+    if (step := get("SLURM_STEP_ID")) and (_number(get("SLURM_STEP_NUM_TASKS")) or 0) > 1:
+        return f"slurm {get('SLURM_JOB_ID')}.{step}"
+    if (_number(get("OMPI_COMM_WORLD_SIZE")) or 0) > 1:
+        return f"openmpi {get('PMIX_NAMESPACE') or get('OMPI_MCA_ess_base_jobid') or ''}"
+    if (run := get("TORCHELASTIC_RUN_ID")) and (_number(get("WORLD_SIZE")) or 0) > 1:
+        return f"torchrun {run} {get('MASTER_ADDR')} {get('MASTER_PORT')}"
+    return ""
+
+
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass
@@ -17,13 +18,20 @@ class OutputFolder:
     Attributes:
         path: Absolute.
         created: Folders that had to be made for it, outermost first.
+        mark: The file in it that says which job it belongs to; None for a command of its own.
     """
 
     path: Path
     created: tuple[Path, ...]
+    mark: Path | None = None
 
     def remove_if_empty(self) -> None:
-        """Leave nothing behind when nothing was recorded: takes back the folders that were made."""
+        """Leave nothing behind when nothing was recorded: takes back the mark and the folders that were made."""
+        try:
+            if self.mark is not None and list(self.path.iterdir()) == [self.mark]:
+                self.mark.unlink()
+        except OSError:
+            return
         for folder in reversed(self.created):
             try:
                 folder.rmdir()
@@ -31,10 +39,14 @@ class OutputFolder:
                 return
 
 
-def prepare_output(asked: Path | None) -> OutputFolder:
+def prepare_output(asked: Path | None, job: str = "") -> OutputFolder:
     """Make the folder for a trace: `asked`, or ``./phaseprof-<local time>``.
 
     It is made before the work begins, so that a place that cannot be written to is found out then and not after it.
+
+    Args:
+        asked: Where; the commands of one job may share it.
+        job: As `phaseprof.process.job_of` names it; empty for a command of its own.
 
     Raises:
         UsageError: There is something there already.
@@ -42,20 +54,39 @@ def prepare_output(asked: Path | None) -> OutputFolder:
     """
     if asked is None:
         return _default_folder()
-    check_output(asked)
+    mark = asked.absolute() / _mark(job) if job else None
+    check_output(asked, mark)
     path = asked.absolute()
     if path.exists():
-        return OutputFolder(path, ())
+        return _marked(OutputFolder(path, (), mark))
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        path.mkdir(parents=True)
+        # Another command of the job may have been quicker.
+        path.mkdir(parents=True, exist_ok=mark is not None)
     except OSError as error:
         raise _not_writable(asked, error) from error
-    return OutputFolder(path, tuple(reversed(missing)))
+    return _marked(OutputFolder(path, tuple(reversed(missing)), mark))
 
 
-def check_output(asked: Path) -> None:
+def _mark(job: str) -> str:
+    return f".job-{hashlib.blake2s(job.encode('utf-8', 'replace'), digest_size=6).hexdigest()}"
+
+
+def _marked(folder: OutputFolder) -> OutputFolder:
+    if folder.mark is not None:
+        try:
+            folder.mark.touch()
+        except OSError as error:
+            raise _not_writable(folder.path, error) from error
+    return folder
+
+
+def check_output(asked: Path, mark: Path | None = None) -> None:
     """See whether a folder can take a trace, without making it.
+
+    Args:
+        asked: The folder.
+        mark: A file in it whose presence says that it is taken by the same job.
 
     Raises:
         UsageError: There is something there already.
@@ -67,7 +98,7 @@ def check_output(asked: Path) -> None:
     if not path.is_dir():
         raise UsageError(f"{asked} is a file.", "Give -o a folder that is new or empty.")
     try:
-        occupied = any(path.iterdir())
+        occupied = any(path.iterdir()) and not (mark is not None and mark.exists())
     except OSError as error:
         raise _not_writable(asked, error) from error
     if occupied:

@@ -16,6 +16,7 @@ from phaseprof.launch.environment import NOTES_VARIABLE, child_environment
 from phaseprof.launch.notes import leave_nested_note, read_notes
 from phaseprof.launch.output import prepare_output
 from phaseprof.launch.why import has_passes, why_nothing_recorded
+from phaseprof.process import job_of, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,14 @@ class WrappedRun:
         trace: The trace folder. It does not exist if nothing was recorded and we had made it.
         nothing: Why nothing was recorded; None if something was.
         failures: Processes in which recording could not begin although it did in others.
+        first: Whether it is the first of the commands that share the trace, or the only one: it reports.
     """
 
     exit_code: int
     trace: Path
     nothing: EmptyRunError | None
     failures: tuple[str, ...]
+    first: bool = True
 
 
 def run_wrapped(typed: Sequence[str], output: Path | None) -> WrappedRun:
@@ -47,7 +50,8 @@ def run_wrapped(typed: Sequence[str], output: Path | None) -> WrappedRun:
         TraceError: The output or the temporary folder cannot be written to.
     """
     command = resolve(typed, os.environ)
-    folder = prepare_output(output)
+    job = job_of(os.environ)
+    folder = prepare_output(output, job)
     try:
         if outer := os.environ.get(NOTES_VARIABLE):
             leave_nested_note(Path(outer), folder.path)
@@ -63,7 +67,8 @@ def run_wrapped(typed: Sequence[str], output: Path | None) -> WrappedRun:
     nothing = None
     if not has_passes(folder.path):
         nothing = why_nothing_recorded(command, notes, folder.path)
-    return WrappedRun(exit_code, folder.path, nothing, notes.failures)
+    first = output is None or not job or place_of(os.environ).rank == 0
+    return WrappedRun(exit_code, folder.path, nothing, notes.failures, first)
 
 
 def _make_notes_folder() -> Path:

@@ -71,3 +71,24 @@ def test_a_folder_without_permission_is_a_trace_error(tmp_path: Path) -> None:
                 prepare_output(path)
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_the_commands_of_one_job_share_a_folder(tmp_path: Path) -> None:
+    first = prepare_output(tmp_path / "t", "slurm 17.0")
+    (first.path / "meta").mkdir()
+    second = prepare_output(tmp_path / "t", "slurm 17.0")
+    assert second.path == first.path
+    for job in ("slurm 17.1", ""):
+        with pytest.raises(UsageError, match="not empty"):
+            prepare_output(tmp_path / "t", job)
+    second.remove_if_empty()
+    first.remove_if_empty()
+    assert (tmp_path / "t" / "meta").is_dir()
+
+
+def test_a_job_that_recorded_nothing_leaves_no_mark(tmp_path: Path) -> None:
+    first = prepare_output(tmp_path / "a" / "t", "slurm 17.0")
+    second = prepare_output(tmp_path / "a" / "t", "slurm 17.0")
+    first.remove_if_empty()
+    second.remove_if_empty()
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from phaseprof.process import Place, ProcessPlace, first_pass_id, place_of, this_host
+from phaseprof.process import (
+    Place,
+    ProcessPlace,
+    first_pass_id,
+    job_of,
+    place_of,
+    this_host,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -133,3 +140,29 @@ def test_passes_of_all_processes_have_ids_of_their_own() -> None:
     assert len(ids) == len(processes)
     assert all(0 <= first_pass_id(*process) < 2**63 for process in processes)
     assert all(first_pass_id(*process) % 2**32 == 0 for process in processes)
+
+
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        ({}, ""),
+        ({"PHASEPROF_JOB": "nightly"}, "named nightly"),
+        (
+            {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            "slurm 17.0",
+        ),
+        # One task, or a batch script that starts what it likes: nobody shares its folder.
+        ({"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, ""),
+        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "4"}, ""),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-a@1"}, "openmpi prterun-a@1"),
+        (
+            {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "torchrun none a 1",
+        ),
+        ({**TORCHRUN, "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}, ""),
+    ],
+)
+def test_a_job_is_named_by_what_its_processes_have_in_common(
+    environment: dict[str, str], job: str
+) -> None:
+    assert job_of(environment) == job
