@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from phaseprof.engine_events import EngineEvent
 from phaseprof.phases import Phase
 from phaseprof.timers import Span
 from phaseprof.work.count import Source
@@ -182,5 +183,12 @@ class CacheGone(NamedTuple):
 RawPass = tuple[Any, ...]
 
 Event = (
-    PassSeen | GenerationBegan | PromptKnown | RowsEnded | GenerationEnded | ModelSeen | CacheGone
+    PassSeen
+    | GenerationBegan
+    | PromptKnown
+    | RowsEnded
+    | GenerationEnded
+    | ModelSeen
+    | CacheGone
+    | EngineEvent
 )

@@ -11,6 +11,7 @@ from typing import Any
 from phaseprof.devices import describe
 from phaseprof.errors import NotMeasured
 from phaseprof.events import Event, RawPass
+from phaseprof.hooks.continuous import ContinuousHook
 from phaseprof.hooks.forward import ForwardHook
 from phaseprof.hooks.generate import GenerateHook
 from phaseprof.hooks.imports import Removal, when_imported
@@ -61,6 +62,15 @@ class TransformersHooks:
         self._generate = GenerateHook(
             emit=emit, models=self._models, caches=self._caches, state=state, failed=failed
         )
+        self._continuous = ContinuousHook(
+            emit=emit,
+            models=self._models,
+            caches=self._caches,
+            state=state,
+            flags=flags,
+            failed=failed,
+            note=note,
+        )
         self._patches: list[Patch] = []
         self._waiting: list[Removal] = []
         self._compiled_hooked = False
@@ -79,7 +89,8 @@ class TransformersHooks:
     @property
     def own_ns(self) -> int:
         """Time in the hooks on the workload's threads, without `setup_ns`."""
-        return self._forward_hook.cost.hook_ns if self._forward_hook else 0
+        forward_ns = self._forward_hook.cost.hook_ns if self._forward_hook else 0
+        return forward_ns + self._continuous.own_ns
 
     @property
     def setup_ns(self) -> int:
@@ -103,6 +114,9 @@ class TransformersHooks:
         self._waiting = [
             when_imported("transformers.modeling_utils", self._hook_models),
             when_imported("transformers.generation.utils", self._hook_generate),
+            when_imported(
+                "transformers.generation.continuous_batching.continuous_api", self._hook_continuous
+            ),
             when_imported("torch._dynamo.eval_frame", self._hook_compiled),
         ]
         pretrained = _loaded("transformers.modeling_utils", "PreTrainedModel")
@@ -117,6 +131,7 @@ class TransformersHooks:
         if self._forward_hook is not None:
             self._forward_hook.active = False
         self._generate.active = False
+        self._continuous.active = False
         for patch in reversed(self._patches):
             patch.remove()
         for timer in self._models.timers:
@@ -139,6 +154,9 @@ class TransformersHooks:
 
     def _hook_generate(self, module: Any) -> None:
         self._patches += self._generate.patches(module.GenerationMixin)
+
+    def _hook_continuous(self, module: Any) -> None:
+        self._patches += self._continuous.patches(module)
 
     def _hook_compiled(self, module: Any) -> None:
         pretrained = _loaded("transformers.modeling_utils", "PreTrainedModel")

@@ -15,6 +15,7 @@ from phaseprof.timers import Span
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.count import Rows, Work, count, pairs
 from phaseprof.work.kv import KvLayout
+from phaseprof.work.paged import PagedPool
 
 
 class Sink(Protocol):
@@ -54,6 +55,23 @@ class Tag:
     drafts: int = 0
     accepted: int | None = 0
     may_change: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """How a packed row holds the sequences of a pass: they are no rectangle of rows and slots.
+
+    Attributes:
+        rows: One a sequence.
+        padding: Slots of the row beyond them. Each is computed like a token that attends to itself.
+        pool: The cache; None if it is not known.
+        graph: The pass was a CUDA graph.
+    """
+
+    rows: tuple[Rows, ...]
+    padding: int
+    pool: PagedPool | None
+    graph: bool = False
 
 
 @dataclass(slots=True)
@@ -108,11 +126,36 @@ class PassRows:
         self._layouts.pop(cache, None)
 
     def put(
-        self, event: PassSeen, ids: PassIds, tokens: PassTokens, tag: Tag, *, past: int
+        self,
+        event: PassSeen,
+        ids: PassIds,
+        tokens: PassTokens,
+        tag: Tag,
+        *,
+        past: int,
+        packing: PackedRow | None = None,
     ) -> ForwardPass:
-        """Make the row of a pass and put it."""
+        """Make the row of a pass and put it.
+
+        Args:
+            event: The pass.
+            ids: Its numbers.
+            tokens: Its tokens.
+            tag: What else is known of it.
+            past: Slots in the cache before it, for each of its rows; not used where it is packed.
+            packing: Its sequences, where it is one row that holds many.
+        """
         model = self._models[event.model_id]
-        work = self._work(event, past, model, masked=model.masked or tokens.padding > 0)
+        if packing is None:
+            sequences = event.rows
+            context = (past + event.query) * sequences
+            attended = pairs(past, event.query) * sequences
+            work = self._work(event, past, model, masked=model.masked or tokens.padding > 0)
+        else:
+            sequences = len(packing.rows)
+            context = sum(row.past + row.query for row in packing.rows)
+            attended = sum(pairs(row.past, row.query) for row in packing.rows)
+            work = self._packed_work(event, packing, model)
         unresolved = event.span is not None and event.span.device_ns is None
         row = ForwardPass(
             pass_id=ids.pass_id,
@@ -125,7 +168,7 @@ class PassRows:
             end_ns=event.end_ns + self._offset_ns,
             host_ns=event.end_ns - event.start_ns,
             device_ns=None if event.span is None else event.span.device_ns,
-            sequences=event.rows,
+            sequences=sequences,
             prefill_tokens=tokens.prefill,
             decode_tokens=tokens.decode,
             draft_tokens=tag.drafts,
@@ -133,8 +176,8 @@ class PassRows:
             cached_tokens=tokens.cached,
             recomputed_tokens=tokens.recomputed,
             padding_tokens=None if event.mask_unread else tokens.padding,
-            context_tokens=(past + event.query) * event.rows,
-            attention_pairs=pairs(past, event.query) * event.rows,
+            context_tokens=context,
+            attention_pairs=attended,
             logits_tokens=event.logits,
             slices=tokens.slices,
             flops=None if work is None else work.flops,
@@ -148,6 +191,7 @@ class PassRows:
             thread_id=event.thread_id,
             warmup=_warmup(event, tokens.phase, model),
             compiled=event.compiled,
+            graph=packing is not None and packing.graph,
             profiled=event.profiled,
             error=event.error,
             may_change=tag.may_change or unresolved,
@@ -178,6 +222,19 @@ class PassRows:
         """When the passes ran that were flagged `profiled` since the last call."""
         taken, self._profiled = self._profiled, []
         return taken
+
+    def _packed_work(self, event: PassSeen, packing: PackedRow, model: _Model) -> Work | None:
+        if model.cost is None or not model.cost.covered or not packing.rows:
+            return None
+        pool = packing.pool
+        padding = (Rows(0, 1, packing.padding),) if packing.padding else ()
+        work = count(
+            model.cost,
+            packing.rows + padding,
+            logits_tokens=event.logits,
+            layout=None if pool is None else pool.layout,
+        )
+        return work if pool is None else pool.refine(work, packing.rows)
 
     def _work(self, event: PassSeen, past: int, model: _Model, *, masked: bool) -> Work | None:
         if model.cost is None or not model.cost.covered or not event.query:

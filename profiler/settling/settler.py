@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phaseprof.attribution import PassWindow
+from phaseprof.engine_events import EngineEvent
 from phaseprof.events import (
     CacheGone,
     Event,
@@ -17,6 +18,7 @@ from phaseprof.events import (
 )
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.sequences import Batch, request_ids
+from phaseprof.settling.continuous import Continuous
 from phaseprof.settling.generations import Generation, Generations
 from phaseprof.settling.loops import Loops
 from phaseprof.settling.rows import PassIds, PassRows, Sink, Tag
@@ -42,6 +44,9 @@ class Settler:
         serving = Serving(self._rows, sink.put_request, offset_ns, process, on_cache={})
         self._generations = Generations(serving)
         self._loops = Loops(serving)
+        self._continuous = Continuous(
+            self._rows, sink.put_request, offset_ns=offset_ns, process=process
+        )
         self._mask_unread = False
         self.packed_seen = False
 
@@ -69,6 +74,8 @@ class Settler:
             case CacheGone():
                 self._rows.forget_cache(event.cache)
                 self._loops.cache_gone(event)
+            case _ if isinstance(event, EngineEvent):
+                self._continuous.handle(event)
 
     def poll(self) -> None:
         """Put the passes again whose device time has become known."""
@@ -86,11 +93,15 @@ class Settler:
         """
         self._rows.poll()
         self._loops.finish(now_ns)
+        self._continuous.finish()
 
     def _passed(self, event: PassSeen) -> None:
         ids = self._rows.begin(event)
         self._mask_unread |= event.mask_unread
-        self.packed_seen |= event.aside == "packed"
+        if event.aside == "packed":
+            if self._continuous.claim(event, ids):
+                return
+            self.packed_seen |= not self._continuous.explains(event)
         generation = self._generations.find(abs(event.generation))
         declared = event.override.phase if event.override is not None else None
         if event.encoder or event.aside or declared in (Phase.OTHER, Phase.ENCODE):
