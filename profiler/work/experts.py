@@ -117,7 +117,7 @@ def _experts(name: str, module: nn.Module) -> _Experts | None:
     if parameters:
         return None
     children = [child for child in module._modules.values() if child is not None]
-    holding = [child for child in children if own_parameters(child)]
+    holding = [child for child in children if next(child.parameters(), None) is not None]
     if holding and all(any(p.dim() == 3 for p in own_parameters(c).values()) for c in holding):
         return _joined(module, [_sliced(child, own_parameters(child)) for child in holding])
     if len(children) == 1 and _declared(module) is not None:
@@ -153,7 +153,7 @@ def _joined(module: nn.Module, parts: list[_Experts]) -> _Experts:
         number=parts[0].number,
         flops_per_token=sum(part.flops_per_token for part in parts),
         bytes=sum(part.bytes for part in parts),
-        modules=tuple(m for part in parts for m in part.modules),
+        modules=(module, *(m for part in parts for m in part.modules)),
     )
 
 

@@ -116,6 +116,10 @@ def packed_table(module: object) -> Packed | None:
     rows, width = _integer(module, "num_embeddings"), _integer(module, "embedding_dim")
     if not rows or not width or getattr(module, "_modules", None):
         return None
+    weight = getattr(module, "_parameters", {}).get("weight")
+    if weight is not None and not is_wrapped(weight) and dtype_of(weight) in PLAIN_DTYPES:
+        # A buffer beside it may hold a whole number: what the rows are scaled by (MiniCPM3).
+        return None
     stored = tuple(_stored(module))
     if not _is_packed(module, stored):
         return None

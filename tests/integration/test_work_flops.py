@@ -7,16 +7,13 @@ of the keys that reach the kernel say what is read, and weights are summed over 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import nn
+from flop_truth import CACHE, counted, has, held_per_token, one_thread, weights_read
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
@@ -24,15 +21,8 @@ from phaseprof.work.count import Rows, count
 from phaseprof.work.kv import cache_bytes, read_layout
 from phaseprof.work.walk import model_cost
 
-aten = torch.ops.aten
 BATCH = 2
 WINDOW = 8
-#: The name of the cache argument changed with transformers 5.24.
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
-    else "past_key_values"
-)
 
 _SIZES = {
     "vocab_size": 97,
@@ -44,6 +34,14 @@ _SIZES = {
     "pad_token_id": 0,
 }
 _GQA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 24}
+_MLA = _SIZES | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 28,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
 _GPT2 = {"vocab_size": 97, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -90,16 +88,67 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "smollm3": ("SmolLM3", _SIZES | {"num_key_value_heads": 2}, "sdpa"),
     "nemotron": ("Nemotron", _GQA, "sdpa"),
     "apertus, activation with parameters": ("Apertus", _GQA, "sdpa"),
+    "arcee": ("Arcee", _GQA, "sdpa"),
+    "biogpt, learned positions": ("BioGpt", _SIZES, "sdpa"),
+    "bitnet": ("BitNet", _GQA | {"head_dim": 16}, "sdpa"),
+    "codegen, parallel": ("CodeGen", _GPT2 | {"rotary_dim": 8}, "eager"),
+    "cohere, parallel block": ("Cohere", _GQA, "sdpa"),
+    "cwm": ("Cwm", _GQA | {"sliding_window": WINDOW, "layer_types": _ALTERNATING}, "sdpa"),
+    "ernie4_5": ("Ernie4_5", _GQA, "sdpa"),
+    "exaone4": ("Exaone4", _GQA | {"sliding_window": WINDOW, "layer_types": _ALTERNATING}, "sdpa"),
+    "glm": ("Glm", _GQA, "sdpa"),
+    "glm4, norms around": ("Glm4", _GQA, "sdpa"),
+    "gpt_neo, local layers": (
+        "GPTNeo",
+        {"vocab_size": 97, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "window_size": WINDOW,
+         "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 128},
+        "eager",
+    ),
+    "gpt_neox_japanese, bias apart": ("GPTNeoXJapanese", _SIZES, "eager"),
+    "granite": ("Granite", _GQA, "sdpa"),
+    "granite, sinks and windows": (
+        "GraniteSWA",
+        _GQA | {"sliding_window": WINDOW, "layer_types": _ALTERNATING},
+        "eager",
+    ),
+    "helium": ("Helium", _GQA | {"head_dim": 16}, "sdpa"),
+    "hunyuan": ("HunYuanDenseV1", _GQA, "sdpa"),
+    "jais2": ("Jais2", _GQA, "sdpa"),
+    "ministral": ("Ministral", _GQA | {"sliding_window": WINDOW, "layer_types": _ALTERNATING}, "sdpa"),
+    "nanochat": ("NanoChat", _GQA, "sdpa"),
+    "olmo": ("Olmo", _GQA, "sdpa"),
+    "olmo3": ("Olmo3", _GQA | {"sliding_window": WINDOW, "layer_types": _ALTERNATING}, "sdpa"),
+    "persimmon, fused": ("Persimmon", _SIZES, "sdpa"),
+    "seed_oss": ("SeedOss", _GQA, "sdpa"),
+    "stablelm": ("StableLm", _SIZES | {"num_key_value_heads": 2}, "sdpa"),
+    "vaultgemma": ("VaultGemma", _GQA | {"sliding_window": WINDOW, "layer_types": _ALTERNATING}, "eager"),
+    "xglm, sinusoidal": (
+        "XGLM",
+        {"vocab_size": 97, "d_model": 64, "ffn_dim": 112, "num_layers": 3, "attention_heads": 4},
+        "eager",
+    ),
+    "gemma4, keys are the values": (
+        "Gemma4Unified",
+        _GQA | {"sliding_window": WINDOW, "layer_types": _ALTERNATING, "global_head_dim": 24, "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1, "num_kv_shared_layers": 0},
+        "sdpa",
+    ),
+    "minicpm3, latent": ("MiniCPM3", _MLA, "eager"),
+    "youtu, latent": ("Youtu", _MLA, "eager"),
 }  # fmt: skip
+#: Families whose decoder is the text part of a model with towers.
+TEXT = {"Gemma3", "Gemma4Unified"}
+#: Those that came after transformers 5.0.
+NEW = {"GraniteSWA", "Gemma4Unified", "MiniCPM3", "Youtu"}
+BROKEN_AT_FIRST = {"Persimmon", "StableLm"}
+#: FLOPs of one pair in one head where they are not 4 x head_dim.
+PAIR_FLOPS = dict.fromkeys(("minicpm3, latent", "youtu, latent"), 2 * (16 + 8 + 12))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny products only lose by being shared out."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def calm() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 def build(name: str, ending: str = "ForCausalLM") -> Any:
@@ -107,7 +156,9 @@ def build(name: str, ending: str = "ForCausalLM") -> Any:
     torch.manual_seed(0)
     family, given, attention = ARCHITECTURES[name]
     family, ending = (family[:-6], "LMHeadModel") if family.endswith("LMHead") else (family, ending)
-    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    if not has(f"{family}{ending}", new=family in NEW):
+        pytest.skip(f"{family} came after transformers {transformers.__version__}")
+    config_class = f"{family}TextConfig" if family in TEXT else f"{family}Config"
     config = getattr(transformers, config_class)(
         **{k: v for k, v in given.items() if v is not None}
     )
@@ -115,85 +166,17 @@ def build(name: str, ending: str = "ForCausalLM") -> Any:
     return getattr(transformers, f"{family}{ending}")(config).eval()
 
 
-@dataclass
-class Truth:
-    """What torch saw of one pass: FLOPs, and the length of the keys that each layer's kernel was given."""
-
-    flops: int = 0
-    key_lengths: list[int] = field(default_factory=list)
-
-
-@contextmanager
-def counted(eager_head_dim: int | None = None) -> Iterator[tuple[Truth, Callable[..., Any]]]:
-    """Give a function that runs a model; afterwards the truth is filled in.
-
-    Args:
-        eager_head_dim: Width of a head of a model in eager attention; None in sdpa.
-    """
-    truth = Truth()
-
-    def sdpa(
-        q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, **named: Any
-    ) -> int:
-        truth.key_lengths.append(k.shape[2])
-        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
-        allowed = (allowed.tril() if is_causal else allowed).expand(*q.shape[:3], k.shape[2])
-        mask = named.get("attn_mask")
-        if mask is not None:
-            allowed = allowed & (
-                mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-            )
-        return 2 * int(allowed.sum()) * int(q.shape[3] + v.shape[3])
-
-    def bmm(a: Any, b: Any, *_: Any, **__: Any) -> int:
-        # An outer product: the angles of rotary embeddings. It sums nothing up, and no formula counts it.
-        return 0 if a[2] == 1 else int(2 * a[0] * a[1] * a[2] * b[2])
-
-    sdpa._get_raw = True  # type: ignore[attr-defined]
-    kernel = aten._scaled_dot_product_flash_attention_for_cpu
-
-    def run(model: nn.Module, *args: Any, **named: Any) -> Any:
-        mapping = {kernel: sdpa, aten.bmm: bmm}
-        counter = FlopCounterMode(display=False, custom_mapping=mapping)
-        if eager_head_dim is not None:
-            named["output_attentions"] = True
-        with torch.no_grad(), counter:
-            out = model(*args, **named)
-        truth.flops = counter.get_total_flops()
-        if eager_head_dim is not None:
-            # The products of eager attention are whole rectangles; what the mask took out has weight zero.
-            masked = sum(int((weights == 0).sum()) for weights in out.attentions)
-            truth.flops -= masked * 4 * eager_head_dim
-        return out
-
-    yield truth, run
-
-
-def held_per_token(cache: Any) -> list[int]:
-    """Bytes that one token of one sequence takes in each layer, from the shapes of the tensors in it."""
-    return [
-        sum(t.shape[1] * t.shape[3] * t.element_size() for t in (layer.keys, layer.values))
-        for layer in cache.layers
-    ]
-
-
-def weights_read(model: nn.Module, tokens: int, *, head: nn.Module | None) -> int:
-    """All parameters once, but of lookup tables that are not the head only the rows of the tokens."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    for table in model.modules():
-        if isinstance(table, nn.Embedding) and (head is None or table.weight is not head.weight):
-            row = table.weight.shape[1] * table.weight.element_size()
-            total += tokens * row - table.weight.numel() * table.weight.element_size()
-    return total
-
-
 # GPT-BigCode of transformers before 5.24 scripts a function as it is imported.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_figure_of_prefill_chunk_and_decode(name: str) -> None:
+    if ARCHITECTURES[name][0] in BROKEN_AT_FIRST and transformers.__version__.startswith("5.0."):
+        pytest.skip("its mask in transformers 5.0 is a token too long after a chunk on a cache")
     model = build(name)
-    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // 4
-    eager_head_dim = head_dim if ARCHITECTURES[name][2] == "eager" else None
+    eager_pair_flops = None
+    if ARCHITECTURES[name][2] == "eager":
+        head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // 4
+        eager_pair_flops = PAIR_FLOPS.get(name, 4 * head_dim)
     cost = model_cost(model)
     assert cost.not_covered == ()
     assert cost.parameter_bytes == sum(p.numel() * p.element_size() for p in model.parameters())
@@ -202,7 +185,7 @@ def test_every_figure_of_prefill_chunk_and_decode(name: str) -> None:
     for query in (24, 5, 1, 1):
         ids = torch.randint(3, 90, (BATCH, query))
         held = cache_bytes(cache)
-        with counted(eager_head_dim) as (truth, run):
+        with counted(eager_pair_flops) as (truth, run):
             out = run(model, ids, **{CACHE: cache}, use_cache=True)
         layout = read_layout(cache)
         rows = [Rows(past=past, query=query, sequences=BATCH)]
@@ -277,6 +260,8 @@ def test_llama_2_7b_at_its_real_size() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     config = transformers.LlamaConfig(vocab_size=32_000)
+
+    aten = torch.ops.aten
 
     def rectangle(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
         return int(2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3]))
