@@ -218,6 +218,19 @@ def test_a_folder_that_is_not_empty_is_refused_before_the_command_runs() -> None
     assert not Path("ran").exists()
 
 
+def test_the_commands_of_one_job_share_a_folder_and_the_first_one_reports() -> None:
+    write = ["sh", "-c", 'mkdir -p t/passes && touch "t/passes/$SLURM_PROCID.parquet"']
+    step = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    tasks = [_run([*RUN, "-o", "t", "--", *write], env={**step, "SLURM_PROCID": r}) for r in "01"]
+    assert [task.returncode for task in tasks] == [0, 0]
+    assert sorted(part.name for part in Path("t/passes").iterdir()) == ["0.parquet", "1.parquet"]
+    assert b"the trace is in" not in tasks[0].stderr
+    assert b"the trace is in" in tasks[1].stderr
+    other = _run([*RUN, "-o", "t", "--", *write], env={**step, "SLURM_STEP_ID": "1"})
+    assert other.returncode == 2
+    assert b"t is not empty" in other.stderr
+
+
 def test_a_misspelt_option_is_a_usage_error() -> None:
     result = _run([*RUN, "--reprot", "--", "touch", "ran"])
     assert result.returncode == 2
