@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from phaseprof.engine_events import EngineEvent
 from phaseprof.phases import Phase
+from phaseprof.routing import ExpertsChosen
 from phaseprof.timers import Span
 from phaseprof.work.count import Source
 
@@ -190,5 +191,6 @@ Event = (
     | GenerationEnded
     | ModelSeen
     | CacheGone
+    | ExpertsChosen
     | EngineEvent
 )

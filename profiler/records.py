@@ -89,6 +89,7 @@ class ForwardPass:
     kv_held_bytes: int | None = None
     kv_allocated_bytes: int | None = None
     cache_copy_bytes: int | None = None
+    experts_read: int | None = None
     warmup: Warmup | None = None
     compiled: bool = False
     graph: bool = False

@@ -157,7 +157,15 @@ PASSES = TableSpec(
         Column(
             "weight_bytes",
             _I64,
-            "Bytes of weights that the pass has to read; of routed experts those that are expected to be.",
+            "Bytes of weights that the pass has to read; of routed experts `experts_read`, or, where that is null, as "
+            "many as an even spread of the tokens is expected to reach.",
+            nullable=True,
+        ),
+        Column(
+            "experts_read",
+            _I64,
+            "Distinct routed experts that the pass reads, summed over its layers, counted from what the routers chose; "
+            "null without routed experts, and where the choice could not be read.",
             nullable=True,
         ),
         Column(

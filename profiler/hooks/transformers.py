@@ -17,6 +17,7 @@ from phaseprof.hooks.generate import GenerateHook
 from phaseprof.hooks.imports import Removal, when_imported
 from phaseprof.hooks.models import ModelBook, SeenModel
 from phaseprof.hooks.patching import Patch
+from phaseprof.hooks.routing import RoutingHook
 from phaseprof.hooks.state import CacheBook, Flags, ThreadState
 from phaseprof.timers import CudaEventTimer, DeviceTimer
 from phaseprof.trace.meta import ModelMeta
@@ -45,8 +46,11 @@ class TransformersHooks:
         note: Callable[[NotMeasured], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
+        self._on_model = on_model
+        self._routing = RoutingHook(emit=emit, state=state, failed=failed, note=note)
+        self._failed = failed
         self._models = ModelBook(
-            describe=describe, make_timer=_timer, count=model_cost, on_new=on_model, note=note
+            describe=describe, make_timer=_timer, count=model_cost, on_new=self._new_model, note=note
         )
         self._caches = CacheBook(emit, time.perf_counter_ns)
         self._make_forward = partial(
@@ -132,6 +136,7 @@ class TransformersHooks:
             self._forward_hook.active = False
         self._generate.active = False
         self._continuous.active = False
+        self._routing.active = False
         for patch in reversed(self._patches):
             patch.remove()
         for timer in self._models.timers:
@@ -166,6 +171,19 @@ class TransformersHooks:
         self._patches.append(
             self._forward.patch_compiled_module(module.OptimizedModule, pretrained)
         )
+
+    def _new_model(self, seen: SeenModel) -> None:
+        self._on_model(seen)
+        self._watch_routers(seen)
+
+    def _watch_routers(self, seen: SeenModel) -> None:
+        cost = seen.meta.cost
+        if cost is None or not cost.experts:
+            return
+        try:
+            self._patches += self._routing.patches(seen.ref())
+        except Exception as error:
+            self._failed("watching what routers choose", error)
 
     def _hook_foreign(self, model: Any, pretrained: type | None) -> None:
         """A module of the user's own: its class is hooked, unless a transformers model in it will be seen anyway."""

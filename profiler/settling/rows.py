@@ -10,12 +10,16 @@ from phaseprof.attribution import PassWindow
 from phaseprof.events import ModelSeen, PassSeen
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.records import ForwardPass, Request, Warmup
+from phaseprof.routing import Routing
 from phaseprof.sequences import PassTokens
 from phaseprof.timers import Span
 from phaseprof.work.cost import ModelCost
-from phaseprof.work.count import Rows, Work, count, pairs
+from phaseprof.work.count import Rows, Work, can_count_experts, count, pairs
 from phaseprof.work.kv import KvLayout
 from phaseprof.work.paged import PagedPool
+
+#: Passes whose experts are remembered: a pass may be put again once the next one on its cache settles it.
+_MAX_UNSETTLED = 1024
 
 
 class Sink(Protocol):
@@ -103,6 +107,8 @@ class PassRows:
         self._waiting: deque[tuple[int, Span]] = deque()
         self._unresolved: dict[int, ForwardPass] = {}
         self._profiled: list[PassWindow] = []
+        self.routing = Routing()
+        self._experts_read: dict[int, int] = {}
 
     def know(self, event: ModelSeen) -> None:
         """Take note of a model."""
@@ -119,6 +125,13 @@ class PassRows:
         ids = PassIds(self._next_pass_id, model.steps)
         self._next_pass_id += 1
         model.steps += 1
+        if model.cost is not None and model.cost.experts:
+            layers = sum(experts.layers for experts in model.cost.experts)
+            read = self.routing.take(event.thread_id, event.start_ns, layers)
+            if read is not None and can_count_experts(model.cost):
+                self._experts_read[ids.pass_id] = read
+                if len(self._experts_read) > _MAX_UNSETTLED:
+                    del self._experts_read[next(iter(self._experts_read))]
         return ids
 
     def forget_cache(self, cache: int) -> None:
@@ -146,16 +159,18 @@ class PassRows:
             packing: Its sequences, where it is one row that holds many.
         """
         model = self._models[event.model_id]
+        experts_read = self._experts_read.get(ids.pass_id)
+        masked = model.masked or tokens.padding > 0
         if packing is None:
             sequences = event.rows
             context = (past + event.query) * sequences
             attended = pairs(past, event.query) * sequences
-            work = self._work(event, past, model, masked=model.masked or tokens.padding > 0)
+            work = self._work(event, past, model, masked=masked, experts_read=experts_read)
         else:
             sequences = len(packing.rows)
             context = sum(row.past + row.query for row in packing.rows)
             attended = sum(pairs(row.past, row.query) for row in packing.rows)
-            work = self._packed_work(event, packing, model)
+            work = self._packed_work(event, packing, model, experts_read)
         unresolved = event.span is not None and event.span.device_ns is None
         row = ForwardPass(
             pass_id=ids.pass_id,
@@ -187,6 +202,7 @@ class PassRows:
             kv_held_bytes=None if work is None else work.kv_held_bytes,
             kv_allocated_bytes=None if work is None else work.kv_allocated_bytes,
             cache_copy_bytes=None if work is None else work.cache_copy_bytes,
+            experts_read=experts_read,
             dtype=model.dtype,
             thread_id=event.thread_id,
             warmup=_warmup(event, tokens.phase, model),
@@ -223,7 +239,9 @@ class PassRows:
         taken, self._profiled = self._profiled, []
         return taken
 
-    def _packed_work(self, event: PassSeen, packing: PackedRow, model: _Model) -> Work | None:
+    def _packed_work(
+        self, event: PassSeen, packing: PackedRow, model: _Model, experts_read: int | None
+    ) -> Work | None:
         if model.cost is None or not model.cost.covered or not packing.rows:
             return None
         pool = packing.pool
@@ -233,10 +251,19 @@ class PassRows:
             packing.rows + padding,
             logits_tokens=event.logits,
             layout=None if pool is None else pool.layout,
+            experts_read=experts_read,
         )
         return work if pool is None else pool.refine(work, packing.rows)
 
-    def _work(self, event: PassSeen, past: int, model: _Model, *, masked: bool) -> Work | None:
+    def _work(
+        self,
+        event: PassSeen,
+        past: int,
+        model: _Model,
+        *,
+        masked: bool,
+        experts_read: int | None,
+    ) -> Work | None:
         if model.cost is None or not model.cost.covered or not event.query:
             return None
         if model.cost.cross and event.source is None:
@@ -250,6 +277,7 @@ class PassRows:
             cached=event.cache > 0,
             masked=masked,
             source=event.source,
+            experts_read=experts_read,
         )
 
 

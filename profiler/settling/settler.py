@@ -17,6 +17,7 @@ from phaseprof.events import (
     RowsEnded,
 )
 from phaseprof.phases import Phase, Role, TagSource
+from phaseprof.routing import ExpertsChosen
 from phaseprof.sequences import Batch, request_ids
 from phaseprof.settling.continuous import Continuous
 from phaseprof.settling.generations import Generation, Generations
@@ -71,6 +72,8 @@ class Settler:
                 self._loops.generation_ended(event.generation, event.end_ns)
             case ModelSeen():
                 self._rows.know(event)
+            case ExpertsChosen():
+                self._rows.routing.chose(event)
             case CacheGone():
                 self._rows.forget_cache(event.cache)
                 self._loops.cache_gone(event)

@@ -61,7 +61,8 @@ class Work:
 
     Attributes:
         flops: 2 for each multiply-add of linear layers, attention and output head.
-        weight_bytes: Weights that have to be read; of experts those that are expected to be.
+        weight_bytes: Weights that have to be read; of experts those that were, where that is known, or else those that
+            are expected to be.
         kv_read_bytes: Keys, values and states that are read; None if the cache is of a kind that is not covered.
         kv_write_bytes: Keys, values and states that are written; None likewise.
         kv_held_bytes: Keys, values and states that the cache holds after the pass; 0 without one, None likewise.
@@ -120,6 +121,7 @@ def count(
     cached: bool = True,
     masked: bool = False,
     source: Source | None = None,
+    experts_read: int | None = None,
 ) -> Work:
     """The work of one forward pass.
 
@@ -134,6 +136,8 @@ def count(
             implementation, transformers up to 5.10). Then a prefill into a new static cache reads all its slots, and
             not only those of the query.
         source: What the layers of cross attention attend to; None: they are not run.
+        experts_read: Distinct routed experts that the pass reads, summed over the layers; None: the number that an even
+            spread of its tokens gives.
 
     Raises:
         ValueError: If the closed form does not hold for the model.
@@ -153,7 +157,7 @@ def count(
         flops += _expansion_flops(cost, rows)
     work = Work(
         flops=flops,
-        weight_bytes=_weight_bytes(cost, tokens, logits_tokens),
+        weight_bytes=_weight_bytes(cost, tokens, logits_tokens, experts_read),
         kv_read_bytes=None,
         kv_write_bytes=None,
         kv_held_bytes=None,
@@ -167,14 +171,23 @@ def count(
     return work if source is None else _with_source(work, cost, layout, rows, source, cached=cached)
 
 
-def _weight_bytes(cost: ModelCost, tokens: int, logits_tokens: int) -> int:
+def _weight_bytes(
+    cost: ModelCost, tokens: int, logits_tokens: int, experts_read: int | None
+) -> int:
     size = cost.body_weight_bytes + cost.lookup_bytes_per_token * tokens
     if logits_tokens > 0:
         # Rows of a tied table are read with it, once.
         size += cost.head_weight_bytes - cost.tied_lookup_bytes_per_token * tokens
+    if experts_read is not None and can_count_experts(cost):
+        return size + experts_read * cost.experts[0].expert_bytes
     for experts in cost.experts:
         size += experts.layers * round(experts.expected_distinct(tokens) * experts.expert_bytes)
     return size
+
+
+def can_count_experts(cost: ModelCost) -> bool:
+    """Whether a number of experts says how many bytes they are: those of all layers are of one size."""
+    return len({experts.expert_bytes for experts in cost.experts}) == 1
 
 
 def _expansion_flops(cost: ModelCost, rows: Sequence[Rows]) -> int:

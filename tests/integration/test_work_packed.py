@@ -17,15 +17,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from conftest import Recorded, make_llama
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from phaseprof.work.modules import Kind, kind_of
 from phaseprof.work.packed import packed_experts, packed_matrix, packed_table
 from phaseprof.work.walk import model_cost
 
-Record = Callable[[Callable[[], Any]], Recorded]
+#: The fixture that runs a function under a session.
+Record = Callable[[Callable[[], Any]], Any]
 Tensors = list[torch.Tensor]
 
 
@@ -38,7 +38,17 @@ def quiet() -> Iterator[None]:
 
 
 def llama(dtype: torch.dtype) -> LlamaForCausalLM:
-    return make_llama(hidden_size=64, intermediate_size=128).to(dtype)
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=256,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
 
 
 def replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
