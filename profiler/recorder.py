@@ -1,8 +1,8 @@
 """Off the hot path: a queue that hooks append to, and a thread that settles events and writes the trace.
 
-The thread drains the queue every 50 ms, so that it never holds the interpreter for long, and flushes every half second.
-When the trace cannot be written any more (a full disk, a vanished folder), recording stops with one warning and the
-workload goes on.
+The thread wakes a few times a second, so that it costs next to nothing while little happens, and lets the workload's
+threads have the interpreter every half millisecond while much does. It flushes before a second is over. When the trace
+cannot be written any more (a full disk, a vanished folder), recording stops with one warning and the workload goes on.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ from phaseprof.trace.writer import TraceWriter, to_arrow
 
 log = logging.getLogger("phaseprof")
 
-DRAIN_S = 0.05
-FLUSH_S = 0.5
+DRAIN_S = 0.25
+#: With the time to write, a kill loses less than a second.
+FLUSH_S = 0.75
 #: Events that may wait. At a pass a millisecond that is three minutes in which the thread got no time at all.
 MAX_WAITING = 200_000
+#: More than these are not caught up with: passes are shed until so many wait, but no event that tells what passes are.
+SHED_ABOVE, SHED_TO = 150_000, 100_000
+#: Events that are settled at a stretch (half a millisecond), and how long the others then have the interpreter.
+STRETCH = 16
+PAUSE_S = 0.0001
+#: After so long there is no time left to pause: the machine is busy, or more has come than can be settled politely.
+POLITE_S = 0.1
 
 
 class Recorder:
@@ -71,6 +79,7 @@ class Recorder:
         self._operators: deque[Sequence[Kernel]] = deque()
         self._meta_due = threading.Event()
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._flush_due = threading.Event()
         self._flushed = threading.Event()
         self._passes = 0
@@ -136,17 +145,22 @@ class Recorder:
         if self._thread is not None and self._thread.is_alive():
             self._flushed.clear()
             self._flush_due.set()
+            self._wake.set()
             self._flushed.wait(timeout_s)
 
     def close(self) -> None:
         """Settle and write what waits, merge the parts, and end the thread."""
         self._stop.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(DRAIN_S):
-            self._guard(self._step)
+        while not self._stop.is_set():
+            self._wake.wait(DRAIN_S)
+            self._wake.clear()
+            if not self._stop.is_set():
+                self._guard(self._step)
         self._guard(self._last_step)
         self.cpu_ns = time.thread_time_ns()
 
@@ -154,7 +168,7 @@ class Recorder:
         asked = self._flush_due.is_set()
         self._drain()
         now = time.monotonic()
-        if asked or now - self._flushed_at >= FLUSH_S:
+        if asked or now - self._flushed_at >= FLUSH_S - DRAIN_S / 2:
             self._flush_due.clear()
             self._flushed_at = now
             self._put_operators()
@@ -166,9 +180,20 @@ class Recorder:
                 writer.write_meta(self._meta())
             if asked:
                 self._flushed.set()
+        self._merge()
+
+    def _merge(self) -> None:
+        """Go on with a merge until it is time to drain the queue."""
+        writer = self._open_writer()
+        begun = time.monotonic()
+        while (
+            not self._wake.is_set() and time.monotonic() - begun < DRAIN_S and writer.merge_step()
+        ):
+            pass
 
     def _last_step(self) -> None:
-        self._drain()
+        while self._queue:
+            self._drain()
         self._settler.finish(time.perf_counter_ns())
         if self._settler.padding_unread:
             self._note(
@@ -191,8 +216,8 @@ class Recorder:
             self._note(
                 NotMeasured(
                     f"{dropped} passes",
-                    "they came faster than they could be written",
-                    "write the trace to a faster disk",
+                    "they came faster than they could be settled and written",
+                    "leave the recorder a core, and write the trace to a faster disk",
                 )
             )
         self._put_operators()
@@ -218,24 +243,38 @@ class Recorder:
         return self._writer
 
     def _drain(self) -> None:
+        """Settle what waits. What comes meanwhile waits for the next time, so that flushes are never put off."""
         queue = self._queue
-        while queue:
+        waiting = len(queue)
+        polite_until = time.monotonic() + POLITE_S
+        shed = waiting - SHED_TO if waiting > SHED_ABOVE else 0
+        for number in range(1, waiting + 1):
             taken = queue.popleft()
+            if type(taken) is tuple and shed > 0:
+                shed -= 1
+                continue
+            self._settle(taken)
+            if number % STRETCH == 0 and time.monotonic() < polite_until:
+                time.sleep(PAUSE_S)
+        self._settler.poll()
+
+    def _settle(self, taken: Event | RawPass) -> None:
+        name = type(taken).__name__
+        try:
             # A named event is a tuple as well, of a class of its own.
             event: Event = PassSeen._make(taken) if type(taken) is tuple else taken  # type: ignore[assignment]
+            name = type(event).__name__
             self._passes += isinstance(event, PassSeen)
-            try:
-                self._settler.handle(event)
-            except Exception as error:
-                log.debug("an event could not be settled", exc_info=True)
-                self._note(
-                    NotMeasured(
-                        f"some {type(event).__name__} events",
-                        f"they could not be settled ({type(error).__name__}: {error})",
-                        "please report it; PHASEPROF_DEBUG=1 shows where",
-                    )
+            self._settler.handle(event)
+        except Exception as error:
+            log.debug("an event could not be settled", exc_info=True)
+            self._note(
+                NotMeasured(
+                    f"some {name} events",
+                    f"they could not be settled ({type(error).__name__}: {error})",
+                    "please report it; PHASEPROF_DEBUG=1 shows where",
                 )
-        self._settler.poll()
+            )
 
     def _guard(self, step: Callable[[], None]) -> None:
         if self._broken:

@@ -25,7 +25,7 @@ from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, SCHEMA_VERSION,
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.forms import Form, Lean, is_name
 from phaseprof.trace.meta import ProcessMeta
-from phaseprof.trace.writer import PartName
+from phaseprof.trace.parts import PartName
 
 _SHOW = "See `phaseprof report --help`; a trace is the folder given to -o, with passes/ and meta/ inside."
 

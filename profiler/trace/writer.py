@@ -6,7 +6,8 @@ half of one and a SIGKILL loses only what was not flushed yet. Its name says whi
     TRACE/passes/rank=0/part-<host>-<pid>-<first>-<last>.parquet
 
 A freshly flushed part has first = last. Once enough of them lie there they are merged into one that spans their
-numbers; a reader that finds both (a kill between the rename and the deletion) takes the wider one.
+numbers (`phaseprof.trace.parts` says which and when); a reader that finds both (a kill between the rename and the
+deletion) takes the wider one. A merge goes on in small steps beside the flushes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Collection, Hashable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,59 +27,9 @@ from phaseprof.errors import TraceError
 from phaseprof.records import ForwardPass, Kernel, Request
 from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, TableSpec
 from phaseprof.trace.columns import to_column
+from phaseprof.trace.merging import Merge, with_schema
 from phaseprof.trace.meta import ProcessMeta
-
-#: Parts of one table that may lie unmerged. With a flush every half second that is a merge every half minute, and a
-#: run of a day leaves some dozens of files if it is killed, one a table if it ends.
-MERGE_AFTER_PARTS = 64
-#: Parts of this size are left alone by later merges (unless smaller ones lie before them), so that a long run does not
-#: rewrite itself.
-FULL_PART_BYTES = 64 * 2**20
-
-_PART = re.compile(
-    r"part-(?:(?P<host>[0-9a-f]{6})-)?(?P<pid>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PartName:
-    """The name of a part: its process and the numbers of the flushes that it holds.
-
-    Attributes:
-        pid: Process id.
-        first, last: Numbers of the first and the last flush inside.
-        host: `Host.token` of the process's host: hosts that share a folder have the same process ids. Empty in a
-            trace that was written without it.
-    """
-
-    pid: int
-    first: int
-    last: int
-    host: str = ""
-
-    @classmethod
-    def parse(cls, name: str) -> PartName | None:
-        """Read a file name; None if it is not one of a part."""
-        match = _PART.fullmatch(name)
-        if match is None:
-            return None
-        pid, first, last = (int(match[name]) for name in ("pid", "first", "last"))
-        return cls(pid, first, last, match["host"] or "")
-
-    def __str__(self) -> str:
-        process = f"{self.host}-{self.pid}" if self.host else f"{self.pid}"
-        return f"part-{process}-{self.first:06d}-{self.last:06d}.parquet"
-
-    @property
-    def process(self) -> tuple[str, int]:
-        """The process that wrote it: host and process id."""
-        return self.host, self.pid
-
-    def holds(self, other: PartName) -> bool:
-        """Whether all of another part is in this one."""
-        return (
-            self.process == other.process and self.first <= other.first and other.last <= self.last
-        )
+from phaseprof.trace.parts import FRESH_OPTIONS, ROW_GROUP, Part, PartName, due, last_merges
 
 
 class TraceWriter:
@@ -152,13 +101,21 @@ class TraceWriter:
         return sum(table.pending_rows for table in self._tables.values())
 
     def flush(self) -> None:
-        """Write what is pending as one part a table.
+        """Write what is pending as one part a table. A merge may then be due: see `merge_step`.
 
         Raises:
             OSError: If it cannot be written.
         """
         for table in self._tables.values():
             table.flush()
+
+    def merge_step(self) -> bool:
+        """Go on with the merges that are due, by some milliseconds. False if there is nothing to do.
+
+        Raises:
+            OSError: If it cannot be written, or a part has gone.
+        """
+        return any(table.merge_step() for table in self._tables.values())
 
     def write_meta(self, meta: ProcessMeta) -> None:
         """Write the meta file, whole or not at all.
@@ -169,14 +126,14 @@ class TraceWriter:
         write_json(self.meta_path, meta.to_json())
 
     def close(self) -> None:
-        """Flush, and merge what this process wrote into one part a table.
+        """Flush, and merge what this process wrote: into one part a table, of a very long run into a few.
 
         Raises:
             OSError: If it cannot be written.
         """
         for table in self._tables.values():
             table.flush()
-            table.merge()
+            table.close()
 
 
 def meta_path(trace: Path, rank: int, pid: int, host: str = "") -> Path:
@@ -211,10 +168,12 @@ class _TableWriter:
         self._pid = pid
         self._host = host
         self._number = 0
+        self._merged_up_to = 0
         self._rows: dict[Hashable, Any] = {}
         self._arrow: list[pa.Table] = []
         #: What lies in the folder, in order.
-        self._parts: list[PartName] = []
+        self._parts: list[Part] = []
+        self._merge: Merge | None = None
         #: Keys that were flushed and may still change, and the flush that their row lies in.
         self._open_keys: dict[Hashable, int] = {}
         #: Keys with rows that a later flush replaced: the oldest flush with such a row, and the one with the last row.
@@ -228,7 +187,7 @@ class _TableWriter:
         self._rows[key] = row
 
     def put_arrow(self, rows: pa.Table) -> None:
-        self._arrow.append(_with_schema(rows, self._schema))
+        self._arrow.append(with_schema(rows, self._schema))
 
     def flush(self) -> None:
         if not self._rows and not self._arrow:
@@ -238,22 +197,38 @@ class _TableWriter:
             tables.append(to_arrow(self._rows.values(), self._schema))
         name = PartName(self._pid, self._number, self._number, self._host)
         self._make_folder()
-        self._write(pa.concat_tables(tables), name)
+        self._parts.append(Part(name, 0, self._write(pa.concat_tables(tables), name)))
         self._remember(name)
         self._rows.clear()
         self._arrow.clear()
         self._number += 1
-        small = [place for place, part in enumerate(self._parts) if not self._is_full(part)]
-        if len(small) >= MERGE_AFTER_PARTS:
-            self.merge(small[0])
+
+    def merge_step(self) -> bool:
+        if self._merge is None:
+            run = due(self._parts)
+            if run is None:
+                return False
+            self._merge = self._begin_merge(*run)
+        self._go_on(self._merge)
+        return True
+
+    def close(self) -> None:
+        self._abort_merge()
+        stale = [bool(self._replaced(part.name)) for part in self._parts]
+        # From the back, so that the places before stay what they are.
+        for begin, end in reversed(last_merges(self._parts, stale)):
+            self._merge = self._begin_merge(begin, end)
+            while self._merge is not None:
+                self._go_on(self._merge)
 
     def move_to(self, rank: int) -> None:
+        self._abort_merge()
         before, self._folder = self._folder, self._folder.with_name(f"rank={rank}")
         if not self._parts:
             return
         self._make_folder()
         for part in self._parts:
-            (before / str(part)).rename(self._folder / str(part))
+            (before / str(part.name)).rename(self._folder / str(part.name))
         # Another process of that rank may have parts there.
         with contextlib.suppress(OSError):
             before.rmdir()
@@ -264,7 +239,6 @@ class _TableWriter:
         self._folder.mkdir(exist_ok=True)
 
     def _remember(self, name: PartName) -> None:
-        self._parts.append(name)
         if not self._spec.key:
             return
         for key, row in self._rows.items():
@@ -275,60 +249,62 @@ class _TableWriter:
             if row.may_change:
                 self._open_keys[key] = name.last
 
-    def merge(self, begin: int = 0) -> None:
-        """Merge the parts from the one at ``begin`` on, row group by row group, so that memory does not grow with the
-        run. None between them is left out, full or not: a name stands for all flushes from its first to its last.
-        """
-        parts = self._parts[begin:]
-        if len(parts) < 2:
-            return
-        name = PartName(self._pid, parts[0].first, parts[-1].last, self._host)
+    def _replaced(self, part: PartName) -> Collection[Hashable]:
+        """Keys of which a part may have rows that a later one has again."""
+        return {key for key, (oldest, last) in self._stale.items() if oldest <= part.last < last}
+
+    def _begin_merge(self, begin: int, end: int) -> Merge:
+        parts = self._parts[begin:end]
+        temporary = self._temporary(parts[0].name.up_to(parts[-1].name))
+        # What is written again while the merge goes on is left out by the next one.
+        self._merged_up_to = self._number
+        return Merge(self._spec, self._folder, parts, temporary, self._replaced)
+
+    def _go_on(self, merge: Merge) -> None:
+        try:
+            if merge.step():
+                return
+            size = merge.temporary.stat().st_size
+            self._rename(merge.temporary, merge.name)
+        except BaseException:
+            self._abort_merge()
+            raise
+        self._merge = None
+        begin = self._parts.index(merge.parts[0])
+        tier = max(part.tier for part in merge.parts) + 1
+        self._parts[begin : begin + len(merge.parts)] = [Part(merge.name, tier, size)]
+        self._forget_stale(merge.name)
+        for part in merge.parts:
+            if part.name != merge.name:
+                (self._folder / str(part.name)).unlink(missing_ok=True)
+
+    def _abort_merge(self) -> None:
+        if self._merge is not None:
+            self._merge.abort()
+            self._merge = None
+
+    def _forget_stale(self, merged: PartName) -> None:
+        """The rows that were replaced are gone from a merged part, but for those replaced while it was made."""
+        for key, (oldest, last) in list(self._stale.items()):
+            if oldest < merged.first or last >= self._merged_up_to:
+                continue
+            if last <= merged.last + 1:
+                del self._stale[key]
+            elif oldest <= merged.last:
+                self._stale[key] = (merged.last + 1, last)
+
+    def _write(self, table: pa.Table, name: PartName) -> int:
+        """Write a fresh part; its size in bytes."""
         temporary = self._temporary(name)
         try:
-            with pq.ParquetWriter(temporary, self._schema, **_PARQUET) as writer:
-                batch: list[pa.Table] = []
-                for part in parts:
-                    with pq.ParquetFile(self._folder / str(part)) as source:
-                        for group in range(source.num_row_groups):
-                            batch.append(self._current(source.read_row_group(group), part))
-                            if sum(len(table) for table in batch) >= _ROW_GROUP:
-                                writer.write_table(pa.concat_tables(batch))
-                                batch.clear()
-                if batch:
-                    writer.write_table(pa.concat_tables(batch))
+            pq.write_table(table, str(temporary), row_group_size=ROW_GROUP, **FRESH_OPTIONS)
+            size = temporary.stat().st_size
             self._rename(temporary, name)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        self._parts[begin:] = [name]
-        self._stale = {key: span for key, span in self._stale.items() if span[0] < name.first}
-        for part in parts:
-            (self._folder / str(part)).unlink(missing_ok=True)
-
-    def _current(self, rows: pa.Table, part: PartName) -> pa.Table:
-        """Leave out rows that a later part has again."""
-        if self._stale:
-            keys = rows.column(self._spec.key).to_pylist()
-            current = [self._stale.get(key, (0, -1))[1] <= part.last for key in keys]
-            if not all(current):
-                rows = _keep(rows, current)
-        return _with_schema(rows, self._schema)
-
-    def _is_full(self, part: PartName) -> bool:
-        with contextlib.suppress(OSError):
-            return (self._folder / str(part)).stat().st_size >= FULL_PART_BYTES
-        return False
-
-    def _write(self, table: pa.Table, name: PartName) -> None:
-        temporary = self._temporary(name)
-        try:
-            pq.write_table(table, temporary, **_QUICK)
-            self._rename(temporary, name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        return size
 
     def _rename(self, temporary: Path, name: PartName) -> None:
         temporary.replace(self._folder / str(name))
@@ -338,36 +314,10 @@ class _TableWriter:
         return self._trace / f".{self._spec.name}-{self._folder.name}-{name}.tmp"
 
 
-_ROW_GROUP = 32_768
-_PARQUET: dict[str, Any] = {"compression": "zstd", "write_statistics": True}
-#: A fresh part is written beside the workload and merged soon: half the CPU time counts, its size does not.
-_QUICK: dict[str, Any] = {
-    "compression": "none",
-    "use_dictionary": False,
-    "write_statistics": False,
-}
-
-
-def _keep(rows: pa.Table, flags: Sequence[bool]) -> pa.Table:
-    """The flagged rows, run by run. `filter` would import pyarrow.compute: 0.2 s of the workload's time."""
-    runs = []
-    begin = 0
-    for flag, run in groupby(flags):
-        length = sum(1 for _ in run)
-        if flag:
-            runs.append(rows.slice(begin, length))
-        begin += length
-    return pa.concat_tables(runs) if runs else rows.slice(0, 0)
-
-
-def _with_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    return rows if rows.schema.equals(schema) else rows.cast(schema)
-
-
 def to_arrow(rows: Iterable[ForwardPass | Request | Kernel], schema: pa.Schema) -> pa.Table:
     """Rows of one kind as an Arrow table; tuples of dataclasses become lists of structs."""
-    listed = list(rows)
-    columns = [
-        to_column([getattr(row, field.name) for row in listed], field.type) for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    columns = zip(*map(attrgetter(*schema.names), rows), strict=True)
+    built = [to_column(values, field.type) for values, field in zip(columns, schema, strict=False)]
+    if not built:
+        built = [to_column((), field.type) for field in schema]
+    return pa.Table.from_arrays(built, schema=schema)

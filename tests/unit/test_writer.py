@@ -1,4 +1,4 @@
-"""The writer: parts and their names, rows that are put again, merges, and writes that fail."""
+"""The writer: parts and their names, rows that are put again, and writes that fail. Merges: `test_merging`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from phaseprof.errors import TraceError
 from phaseprof.phases import Phase
 from phaseprof.records import Finish, Kernel
 from phaseprof.schema import KERNELS, PASSES, TABLES
-from phaseprof.trace import writer as writing
 from phaseprof.trace.meta import ProcessMeta
+from phaseprof.trace.parts import PartName
 from phaseprof.trace.reader import open_trace
-from phaseprof.trace.writer import MERGE_AFTER_PARTS, PartName, TraceWriter, to_arrow, write_json
+from phaseprof.trace.writer import TraceWriter, to_arrow, write_json
 
 META = ProcessMeta(
     schema=1, phaseprof="0", rank=0, pid=7, command=("x",), versions={}, started_ns=1
@@ -234,28 +234,7 @@ def test_a_row_that_changes_twice(writer: TraceWriter, trace: Path) -> None:
     assert column(trace, "finish", "requests") == ["stop"]
 
 
-def test_a_row_that_changes_after_a_merge(writer: TraceWriter, trace: Path) -> None:
-    flush_passes(writer, 0, phase=Phase.EXTEND, may_change=True)
-    for pass_id in range(1, MERGE_AFTER_PARTS):
-        flush_passes(writer, pass_id)
-    assert len(names(trace)) == 1
-    flush_passes(writer, 0)
-    writer.close()
-    assert column(trace, "pass_id") == [*range(1, MERGE_AFTER_PARTS), 0]
-    assert set(column(trace, "phase")) == {"decode"}
-
-
-# Merges
-
-
-def test_parts_are_merged_when_there_are_many(writer: TraceWriter, trace: Path) -> None:
-    for pass_id in range(MERGE_AFTER_PARTS - 1):
-        flush_passes(writer, pass_id)
-    assert len(names(trace)) == MERGE_AFTER_PARTS - 1
-    flush_passes(writer, MERGE_AFTER_PARTS - 1)
-    last = MERGE_AFTER_PARTS - 1
-    assert names(trace) == [f"passes/rank=0/part-7-000000-{last:06d}.parquet"]
-    assert column(trace, "pass_id") == list(range(MERGE_AFTER_PARTS))
+# The end
 
 
 def test_close_leaves_one_part_a_table(writer: TraceWriter, trace: Path) -> None:
@@ -275,76 +254,16 @@ def test_close_leaves_one_part_a_table(writer: TraceWriter, trace: Path) -> None
     assert names(trace) == before
 
 
-def test_a_full_part_is_left_alone(
-    writer: TraceWriter, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "MERGE_AFTER_PARTS", 3)
-    for pass_id in range(3):
-        flush_passes(writer, pass_id)
-    full = trace / "passes/rank=0/part-7-000000-000002.parquet"
-    monkeypatch.setattr(writing, "FULL_PART_BYTES", full.stat().st_size)
-    before = full.stat().st_ino
-    for pass_id in range(3, 6):
-        flush_passes(writer, pass_id)
-    assert [file.name for file in sorted(full.parent.iterdir())] == [
-        "part-7-000000-000002.parquet",
-        "part-7-000003-000005.parquet",
-    ]
-    assert full.stat().st_ino == before
-    writer.close()
-    assert [file.name for file in full.parent.iterdir()] == ["part-7-000000-000005.parquet"]
-    assert column(trace, "pass_id") == list(range(6))
-
-
-def test_a_full_part_between_small_ones_loses_no_row(
-    writer: TraceWriter, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name stands for all flushes from its first to its last, so what lies between must be inside."""
-    monkeypatch.setattr(writing, "MERGE_AFTER_PARTS", 3)
-    monkeypatch.setattr(writing, "FULL_PART_BYTES", 200_000)
-    writer.put_rows("kernels", kernels(2))
-    writer.flush()
-    writer.put_rows("kernels", kernels(100_000, begin=2))
-    writer.flush()
-    big = trace / "kernels/rank=0/part-7-000001-000001.parquet"
-    assert big.stat().st_size >= 200_000
-    for begin in (100_002, 100_003):
-        writer.put_rows("kernels", kernels(1, begin=begin))
-        writer.flush()
-    assert names(trace) == ["kernels/rank=0/part-7-000000-000003.parquet"]
-    assert column(trace, "start_ns", "kernels") == list(range(100_004))
-
-
-def test_a_stale_row_in_a_full_part_goes_in_the_end(
-    writer: TraceWriter, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "MERGE_AFTER_PARTS", 3)
-    flush_passes(writer, 0, phase=Phase.EXTEND, may_change=True)
-    flush_passes(writer, 1)
-    flush_passes(writer, 2)
-    (full,) = trace.rglob("*.parquet")
-    monkeypatch.setattr(writing, "FULL_PART_BYTES", full.stat().st_size)
-    # The row is put twice more before the next merge, which leaves the full part alone.
-    flush_passes(writer, 0, phase=Phase.EXTEND, may_change=True)
-    flush_passes(writer, 0)
-    flush_passes(writer, 3)
-    assert len(names(trace)) == 2
-    assert column(trace, "pass_id") == [0, 1, 2, 0, 3]
-    writer.close()
-    assert column(trace, "pass_id") == [1, 2, 0, 3]
-    assert set(column(trace, "phase")) == {"decode"}
-
-
 def test_a_long_run_is_one_small_file(writer: TraceWriter, trace: Path) -> None:
-    """20,000 passes with a flush every 500: one file, and at most 60 bytes a pass."""
-    for pass_id in range(20_000):
+    """16,000 passes with a flush every 500: one file, and at most 60 bytes a pass."""
+    for pass_id in range(16_000):
         writer.put_pass(forward_pass(pass_id))
         if pass_id % 500 == 499:
             writer.flush()
     writer.close()
     (file,) = trace.rglob("*.parquet")
-    assert ids(file) == list(range(20_000))
-    assert file.stat().st_size <= 60 * 20_000
+    assert ids(file) == list(range(16_000))
+    assert file.stat().st_size <= 60 * 16_000
     with pq.ParquetFile(file) as part:
         assert part.num_row_groups == 1
 
