@@ -114,11 +114,14 @@ class GenerateHook:
             generation = self._state.here.generation
             if generation is not None:
                 generation.speculative = True
-            self._prompt(model, input_ids, config, kwargs, speculative=True)
+            prompt = self._prompt(model, input_ids, config, kwargs, speculative=True)
             result = original(model, input_ids, *args, **kwargs)
             if generation is not None:
-                # The loop has cropped it to what was accepted.
+                # The loop has cropped it to what was accepted. Where the model has made it (transformers 5.0), what was
+                # generated tells: all but its last token lies in the cache.
                 generation.slots = past_length(cache_of(kwargs))
+                if generation.slots is None and prompt is not None:
+                    generation.slots = prompt + _length(result) - input_ids.shape[1] - 1
             return result
 
         return _assisted_decoding
@@ -163,10 +166,11 @@ class GenerateHook:
         *,
         speculative: bool,
         custom: bool = False,
-    ) -> None:
+    ) -> int | None:
+        """Hand over the prompt of a call; gives its slots, None if they are not known."""
         generation = self._state.here.generation
         if generation is None or not self.active:
-            return
+            return None
         try:
             prompt = self._prompt_slots(model, input_ids, config, model_kwargs)
             mask, _ = _prompt_mask(model, model_kwargs, input_ids.shape[0], prompt)
@@ -190,8 +194,10 @@ class GenerateHook:
                     custom=custom,
                 )
             )
+            return prompt
         except Exception as failure:
             self._failed("reading the prompt of generate", failure)
+            return None
 
     def _prompt_slots(self, model: Any, input_ids: Any, config: Any, model_kwargs: Any) -> int:
         """Slots of the prompt, those in the cache included.
@@ -214,6 +220,11 @@ class GenerateHook:
         mask = model_kwargs.get(_mask_name(model))
         covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", length)
         return length if covered == length else past + length
+
+
+def _length(result: Any) -> int:
+    """Tokens of a sequence that generate returns, its prompt included."""
+    return int(getattr(result, "sequences", result).shape[1])
 
 
 def _mask_name(model: Any) -> str:

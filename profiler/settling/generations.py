@@ -70,21 +70,11 @@ class Generations:
         generation = self._running.get(event.generation)
         if generation is None:
             return
-        parent = self._running.get(generation.began.parent)
-        prompt = event.prompt
-        goes_on = False
-        if parent is not None:
-            # What has been generated since its first call is not a prompt for the draft model either.
-            prompts, model_id = parent.draft_prompts, generation.began.model_id
-            goes_on = model_id in prompts
-            prompt = min(prompt, prompts.setdefault(model_id, prompt))
-        generation.known = event._replace(prompt=prompt)
         generation.cache = None
         ids = request_ids(generation.prefix, event.rows, event.sequences_per_request)
-        batch = Batch(ids, prompt=prompt, padding=padding_of(event.mask))
-        # What a draft model finds in its cache in later calls, it has computed for this request.
-        batch.passes = int(goes_on)
+        batch = Batch(ids, prompt=event.prompt, padding=padding_of(event.mask))
         self._serve(generation, batch, max_output=event.max_output)
+        generation.known = event._replace(prompt=batch.prompt)
 
     def rows_ended(self, event: RowsEnded) -> None:
         """A stopping criterion ended rows of a call."""
@@ -135,11 +125,11 @@ class Generations:
         if known is not None and known.speculative and past and not served.batch.passes:
             _feed_again(event, past, served.batch)
         unseen = known is not None and known.end_ids and event.fed is None
-        if known is not None and (unseen or generation.unread) and past >= known.prompt:
+        if known is not None and (unseen or generation.unread) and _feeds_back(known, served):
             # The ids lie on the device: which rows have ended was not read.
             event = event._replace(mask_unread=True)
             self.padding_unread = True
-        self._note_finished(event, generation, past)
+        self._note_finished(event, generation)
         row = self._serving.serve(
             event,
             ids,
@@ -182,6 +172,13 @@ class Generations:
         self._serving.serve(event, ids, served, tag, past=past)
 
     def _serve(self, generation: Generation, batch: Batch, *, max_output: int | None) -> Served:
+        parent = self._running.get(generation.began.parent)
+        if parent is not None:
+            # What has been generated since its first call is not a prompt for the draft model either; and what it finds
+            # in its cache in later calls, it has computed for this request.
+            prompts, model_id = parent.draft_prompts, generation.began.model_id
+            batch.passes = int(model_id in prompts)
+            batch.prompt = min(batch.prompt, prompts.setdefault(model_id, batch.prompt))
         generation.served = Served(
             batch,
             generation.began.model_id,
@@ -204,14 +201,19 @@ class Generations:
             generation.served.accepted(accepted // row.sequences)
 
     @staticmethod
-    def _note_finished(event: PassSeen, generation: Generation, past: int) -> None:
+    def _note_finished(event: PassSeen, generation: Generation) -> None:
         """Rows that were fed an end token are padding from this pass on."""
         known, served = generation.known, generation.served
-        if event.fed is None or known is None or served is None or past < known.prompt:
+        if event.fed is None or known is None or served is None or not _feeds_back(known, served):
             return
         for row, token in enumerate(event.fed[:, -1].tolist()):
             if token in known.end_ids:
                 served.batch.finished.add(row)
+
+
+def _feeds_back(known: PromptKnown, served: Served) -> bool:
+    """Whether the prompt has been computed, so that the last token of each row is one that was generated."""
+    return served.batch.passes > 0 and served.batch.end >= known.prompt
 
 
 def _feed_again(event: PassSeen, past: int, batch: Batch) -> None:
