@@ -132,6 +132,26 @@ def test_the_queries_agree_with_the_trace(tmp_path: Path) -> None:
     ]
 
 
+def test_a_continuous_batch_is_shown_by_request_and_by_phase(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5.10")
+    args = ("--requests", "4", "--new-tokens", "3", "--step-tokens", "48", "--trace", "t")
+    done = run(SAMPLES / "continuous_batching.py", model, *args, cwd=tmp_path)
+    assert done.stdout.startswith("4 requests, 12 tokens (t)")
+    trace = open_trace(tmp_path / "t")
+    requests = trace.requests.to_pylist()
+    assert sorted(row["prompt_tokens"] for row in requests) == [40, 48, 56, 64]
+    # Two pages of 16 are shared by all. One request may begin in the step that computes them.
+    cached = sorted(row["cached_tokens"] for row in requests)
+    assert cached in ([0, 0, 32, 32], [0, 32, 32, 32])
+    assert sum(trace.passes["prefill_tokens"].to_pylist()) == 208 - sum(cached)
+    assert {row[0] for row in map(_numbers, done.stdout.splitlines())} >= {
+        "req_0",
+        "req_3",
+        "prefill",
+        "decode",
+    }
+
+
 def _row(text: str, begin: str) -> list[str]:
     (line,) = [line for line in text.splitlines() if line.startswith(begin)]
     return _numbers(line)
@@ -180,3 +200,21 @@ def test_every_sample_is_tested() -> None:
     samples = sorted(path.name for path in SAMPLES.glob("*.py"))
     assert samples == sorted(name for name in samples if f'"{name}"' in here)
     assert len(samples) >= 3
+
+
+def test_ranks_that_share_questions_are_reported_together(model: Path, tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    script = (SAMPLES / "torchrun_data_parallel.py", model, "--new-tokens", "3")
+    wrapped = ("-m", "phaseprof", "run", "-o", "t", "--", sys.executable, *torchrun, *script)
+    done = run(*wrapped, cwd=tmp_path, OMP_NUM_THREADS="1")
+    questions = [
+        line.removeprefix("> ") for line in done.stdout.splitlines() if line.startswith("> ")
+    ]
+    assert len(questions) == 4
+    requests = open_trace(tmp_path / "t").requests
+    rows = requests.select(["rank", "prompt_tokens"]).to_pylist()
+    # The tokenizer has one token per letter, and the questions go to the ranks in turn.
+    assert sorted((row["rank"], row["prompt_tokens"]) for row in rows) == sorted(
+        (number % 2, len(question)) for number, question in enumerate(questions)
+    )
+    assert "data-parallel: each makes passes of its own" in " ".join(done.stderr.split())
