@@ -132,6 +132,56 @@ def test_the_queries_agree_with_the_trace(tmp_path: Path) -> None:
     ]
 
 
+def _row(text: str, begin: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(begin)]
+    return _numbers(line)
+
+
+def _numbers(line: str) -> list[str]:
+    return [cell.strip() for cell in line.replace("┆", "│").strip("│").split("│")]
+
+
+def test_other_rules_are_wrong_where_the_contract_says_so(tmp_path: Path) -> None:
+    done = run(SAMPLES / "label_rules.py", "--demo", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    rows = {line[:37].strip(): line[37:].split(maxsplit=2) for line in lines[1:]}
+    # A prompt of n and 5 new tokens: one pass of n tokens and 4 of one. Both rules see that.
+    assert rows["prompt of 12, 5 new tokens"] == [
+        "5",
+        "16",
+        f"{'right':>22}  {'right':>22}".strip(),
+    ]
+    one_wrong = f"{'1 passes, 1 tokens':>22}  {'right':>22}".strip()
+    assert rows["prompt of one token"] == ["5", "5", one_wrong]
+    # 9 tokens in chunks of 4 + 4 + 1.
+    assert rows["prefill in chunks of 4, the last of 1"] == ["7", "13", one_wrong]
+    # 12 + 13 + 14 + 15 + 16 tokens; each pass but the first has one new token, the others are computed again: the one
+    # rule calls the 4 new ones prefill, the other the 12 + 13 + 14 + 15 old ones decode.
+    wrong = f"{'4 passes, 4 tokens':>22}  {'4 passes, 54 tokens':>22}".strip()
+    assert rows["no cache"] == ["5", "70", wrong]
+    # A verification feeds several tokens, and all of them are decode.
+    assert not rows["a draft model, drafts of 3"][2].startswith("right")
+
+
+def test_the_rules_are_compared_on_any_trace(tmp_path: Path) -> None:
+    tiny = random_model(CONFIG, choose_placement("cpu"), name="tiny")
+    session = Session(tmp_path / "t", model=tiny)
+    session.start()
+    run_workload(tiny, WorkloadPlan(prompt_tokens=1, new_tokens=3, warmup=0, repeats=2))
+    session.stop()
+    done = run(SAMPLES / "label_rules.py", "t", "--passes", cwd=tmp_path)
+    assert done.stdout.count("prefill  1 prefill + 0 decode tokens") == 2
+    last = " ".join(done.stdout.splitlines()[-1].split())
+    assert last == "t 6 6 2 passes, 2 tokens right"
+
+
+def test_every_sample_is_tested() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    samples = sorted(path.name for path in SAMPLES.glob("*.py"))
+    assert samples == sorted(name for name in samples if f'"{name}"' in here)
+    assert len(samples) >= 3
+
+
 def test_ranks_that_share_questions_are_reported_together(model: Path, tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = (SAMPLES / "torchrun_data_parallel.py", model, "--new-tokens", "3")
