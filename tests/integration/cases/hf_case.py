@@ -115,8 +115,8 @@ def other(tokens: int) -> Pass:
     return Pass("other", tokens=tokens)
 
 
-def check(case: Case, record: Record) -> None:
-    """Run a case without and with the profiler, and hold everything against it."""
+def check(case: Case, record: Record) -> Trace:
+    """Run a case without and with the profiler, and hold everything against it. Gives its trace."""
     with warnings.catch_warnings():
         # What these libraries warn of is not our subject.
         warnings.simplefilter("ignore")
@@ -133,6 +133,7 @@ def check(case: Case, record: Record) -> None:
     if case.requests is not None:
         assert served(trace) == list(case.requests)
     check_trace(trace, complete=case.complete)
+    return trace
 
 
 def seen(trace: Trace) -> list[Pass]:

@@ -9,10 +9,7 @@ import cases_loops
 import cases_use
 from hf_case import Case
 
-CASES: list[Case] = [
-    *cases_generate.CASES,
-    *cases_decoding.CASES,
-    *cases_loops.CASES,
-    *cases_architectures.CASES,
-    *cases_use.CASES,
-]
+#: Where each case is written down.
+MODULES = (cases_generate, cases_decoding, cases_loops, cases_architectures, cases_use)
+CASES: list[Case] = [case for module in MODULES for case in module.CASES]
+SOURCES = {case.name: f"{module.__name__}.py" for module in MODULES for case in module.CASES}
