@@ -180,6 +180,20 @@ class CacheGone(NamedTuple):
     at_ns: int
 
 
+class VirtualTokens(NamedTuple):
+    """An adapter puts tokens of its own before those of the caller.
+
+    Attributes:
+        generation: The generate call that is about to compute its prompt; 0 in a hand-written loop.
+        cache: Number of the cache that holds their keys and values already; 0 if they are embeddings, to be computed.
+        slots: How many, in each row.
+    """
+
+    generation: int
+    cache: int
+    slots: int
+
+
 #: The fields of a `PassSeen` in their order: a plain tuple costs the hot path less to make.
 RawPass = tuple[Any, ...]
 
@@ -191,6 +205,7 @@ Event = (
     | GenerationEnded
     | ModelSeen
     | CacheGone
+    | VirtualTokens
     | ExpertsChosen
     | EngineEvent
 )

@@ -28,6 +28,10 @@ class Padding:
         """Padding slots of a row in ``begin <= slot < end``; slots beyond the mask are none."""
         return self.rows[row].count(0, begin, max(begin, end))
 
+    def behind(self, slots: int) -> Padding:
+        """The same behind so many more slots, none of which is padding."""
+        return Padding(tuple(b"\x01" * slots + row for row in self.rows))
+
     @property
     def any(self) -> bool:
         """Whether a slot is padding at all."""

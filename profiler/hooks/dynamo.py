@@ -23,6 +23,8 @@ class Dynamo:
     Attributes:
         set_callback: Replaces the frame callback of this thread, and gives the one that was there; None is off.
         is_tracing: Whether Dynamo is tracing the calling code.
+        at_trace: Called in traced code, has Dynamo run a function while it traces, which leaves nothing in the graph;
+            None if there is no such way.
     """
 
     def __init__(self) -> None:
@@ -32,6 +34,10 @@ class Dynamo:
         set_callback = getattr(eval_frame, "set_eval_frame", None)
         self.set_callback: Callable[[Any], Any] = set_callback or _leave_alone
         self.is_tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+        comptime = sys.modules.get("torch._dynamo.comptime")
+        self.at_trace: Callable[[Callable[[Any], None]], None] | None = getattr(
+            comptime, "comptime", None
+        )
 
     def skip(self, function: Callable[..., Any]) -> None:
         """Let a function's frames run as they are; what it calls may be compiled."""

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from phaseprof.events import GenerationBegan, GenerationEnded, PassSeen, PromptKnown, RowsEnded
+from phaseprof.events import (
+    GenerationBegan,
+    GenerationEnded,
+    PassSeen,
+    PromptKnown,
+    RowsEnded,
+    VirtualTokens,
+)
 from phaseprof.phases import Role, TagSource
 from phaseprof.records import ForwardPass
 from phaseprof.requests import Served
 from phaseprof.sequences import Batch, request_ids
 from phaseprof.settling.rows import PassIds, Tag
 from phaseprof.settling.serving import Serving, padding_of, past_of
+from phaseprof.settling.virtual import lengthen
 
 
 @dataclass(slots=True)
@@ -28,6 +36,7 @@ class Generation:
         draft_prompts: The prompt of each draft model, in its own tokens: that of its first call.
         drafters: Modules that draft for it without a generate call of their own (heads for several tokens).
         unread: Rows may have ended that could not be read.
+        virtual: What an adapter put before its prompt, until the first pass tells whether that was used.
     """
 
     began: GenerationBegan
@@ -40,6 +49,7 @@ class Generation:
     draft_prompts: dict[str, int] = field(default_factory=dict)
     drafters: dict[str, Served] = field(default_factory=dict)
     unread: bool = False
+    virtual: VirtualTokens | None = None
 
 
 class Generations:
@@ -49,6 +59,8 @@ class Generations:
         self._serving = serving
         #: A pass fed ids that could not be read.
         self.padding_unread = False
+        #: A call announced its prompt, returned, and no pass of it was seen.
+        self.passes_unseen = False
         self._running: dict[int, Generation] = {}
 
     def find(self, number: int) -> Generation | None:
@@ -75,6 +87,12 @@ class Generations:
         batch = Batch(ids, prompt=event.prompt, padding=padding_of(event.mask))
         self._serve(generation, batch, max_output=event.max_output)
         generation.known = event._replace(prompt=batch.prompt)
+
+    def virtual(self, event: VirtualTokens) -> None:
+        """An adapter puts tokens of its own before the prompt of a call: they are a part of it."""
+        generation = self._running.get(event.generation)
+        if generation is not None:
+            generation.virtual = event
 
     def rows_ended(self, event: RowsEnded) -> None:
         """A stopping criterion ended rows of a call."""
@@ -121,6 +139,11 @@ class Generations:
             served.batch.padding = None
             served.batch.finished.clear()
         self._settle(generation, past)
+        if generation.virtual is not None and not served.batch.passes:
+            virtual, generation.virtual = generation.virtual, None
+            lengthen(served.batch, virtual, event, past)
+            if generation.known is not None:
+                generation.known = generation.known._replace(prompt=served.batch.prompt)
         known = generation.known
         if known is not None and known.speculative and past and not served.batch.passes:
             _feed_again(event, past, served.batch)
@@ -151,6 +174,7 @@ class Generations:
         if generation.verifying is not None:
             row, _ = generation.verifying
             self._serving.rows.send(replace(row, may_change=False))
+        self.passes_unseen |= _unseen(event, generation)
         if generation.served is not None and generation.served.first_start_ns is not None:
             self._serving.put_requests(
                 generation.served,
@@ -214,6 +238,14 @@ class Generations:
 def _feeds_back(known: PromptKnown, served: Served) -> bool:
     """Whether the prompt has been computed, so that the last token of each row is one that was generated."""
     return served.batch.passes > 0 and served.batch.end >= known.prompt
+
+
+def _unseen(event: GenerationEnded, generation: Generation) -> bool:
+    """Whether a call has computed its prompt, and no pass of it was seen."""
+    served, known = generation.served, generation.known
+    if event.error is not None or served is None or known is None or known.custom:
+        return False
+    return generation.role is Role.TARGET and served.first_start_ns is None
 
 
 def _feed_again(event: PassSeen, past: int, batch: Batch) -> None:

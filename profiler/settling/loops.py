@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from phaseprof.events import CacheGone, PassSeen
+from phaseprof.events import CacheGone, PassSeen, VirtualTokens
 from phaseprof.phases import ExtendOutcome, Phase, TagSource, settle_extend
 from phaseprof.requests import Served
 from phaseprof.sequences import Batch, request_ids
@@ -70,6 +70,8 @@ class Loops:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._loops: dict[_Key, _Loop] = {}
+        # Slots of caches that an adapter filled without a pass.
+        self._given: dict[int, int] = {}
 
     def passed(self, event: PassSeen, ids: PassIds, guest_of: int = 0) -> None:
         """A pass outside of generate; or inside it, for something else than its request.
@@ -84,6 +86,11 @@ class Loops:
         else:
             self._passed_uncached(event, ids, guest_of)
 
+    def virtual(self, event: VirtualTokens) -> None:
+        """An adapter made a cache that holds its own tokens: what is put behind them is a prompt."""
+        if event.cache:
+            self._given[event.cache] = event.slots
+
     def generation_ended(self, number: int, now_ns: int) -> None:
         """A generate call ended: so did its guests."""
         for key in [key for key, loop in self._loops.items() if loop.guest_of == number]:
@@ -97,6 +104,8 @@ class Loops:
             self._settle(loop, past)
         earlier = self._serving.on_cache.get(event.cache)
         kind = kind_of(earlier, past, event.query)
+        if earlier is None and past and past == self._given.get(event.cache):
+            kind = LoopPass.TURN
         if loop is None:
             loop = self._begin(key, f"c{event.cache}", event, past, guest_of)
             if kind is not LoopPass.TURN:
@@ -129,6 +138,7 @@ class Loops:
     def cache_gone(self, event: CacheGone) -> None:
         """A cache was freed: nothing follows on it."""
         self._serving.on_cache.pop(event.cache, None)
+        self._given.pop(event.cache, None)
         for key in [key for key in self._loops if key[1] == event.cache]:
             self._close(self._loops.pop(key), event.at_ns)
 

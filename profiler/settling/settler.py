@@ -15,6 +15,7 @@ from phaseprof.events import (
     PassSeen,
     PromptKnown,
     RowsEnded,
+    VirtualTokens,
 )
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.routing import ExpertsChosen
@@ -56,6 +57,11 @@ class Settler:
         """A pass may have had padding that could not be read without making the device wait."""
         return self._mask_unread or self._generations.padding_unread
 
+    @property
+    def passes_unseen(self) -> bool:
+        """A generate call computed its prompt, and no pass of it was seen."""
+        return self._generations.passes_unseen
+
     def handle(self, event: Event) -> None:
         """Take one event."""
         match event:
@@ -74,6 +80,9 @@ class Settler:
                 self._rows.know(event)
             case ExpertsChosen():
                 self._rows.routing.chose(event)
+            case VirtualTokens():
+                self._generations.virtual(event)
+                self._loops.virtual(event)
             case CacheGone():
                 self._rows.forget_cache(event.cache)
                 self._loops.cache_gone(event)

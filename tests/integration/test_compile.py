@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,10 +71,7 @@ def test_compiled_while_recording(build: Build, llama: LlamaForCausalLM, record:
     ]
 
 
-SEEN = [way for way in WAYS if way is not compile_call]
-
-
-@pytest.mark.parametrize("build", SEEN, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", WAYS, ids=lambda build: build.__name__)
 def test_compiled_before_recording(build: Build, llama: LlamaForCausalLM, record: Any) -> None:
     """A graph from before the session is not compiled again for it, nor after it."""
     call = build(llama)
@@ -87,17 +85,87 @@ def test_compiled_before_recording(build: Build, llama: LlamaForCausalLM, record
         assert all(torch.equal(a, b) for a, b in zip(alone, results, strict=True))
 
 
-def test_bare_call_compiled_before_recording(llama: LlamaForCausalLM, record: Any) -> None:
-    """A bound call that was compiled before the session holds nothing of ours: it runs as it did, unseen."""
-    call = compile_call(llama)
-    alone = run_twice(call)
-    recorded = record(lambda: run_twice(call))
-    assert torch.equal(alone[1], recorded.output[1])
-    assert recorded.passes("phase") == []
+@pytest.mark.parametrize("method", ["forward", "__call__"])
+@pytest.mark.parametrize("before", [False, True], ids=["during", "before"])
+def test_what_a_compiled_function_holds(
+    method: str, before: bool, llama: LlamaForCausalLM, record: Any
+) -> None:
+    """A compiled bound method is seen as one pass with its head, and holds after the session what it held before."""
+
+    def compile_method() -> Any:
+        return torch.compile(getattr(llama, method), backend="eager", fullgraph=True)
+
+    def held(function: Any) -> Any:
+        return inspect.getclosurevars(function).nonlocals["fn"]
+
+    kept = compile_method()
+    original = held(kept)
+    made: list[Any] = [kept]
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        if not before:
+            made.append(compile_method())
+        return run_twice(lambda: made[-1](IDS, use_cache=False).logits)
+
+    if before:
+        run()
+    counters.clear()
+    recorded = record(run)
+    assert counters["stats"]["unique_graphs"] == (0 if before else 1)
+    assert not counters["graph_break"]
+    columns = ("model_id", "phase", "prefill_tokens", "logits_tokens", "compiled")
+    assert recorded.passes(*columns) == [("LlamaForCausalLM-1", "prefill", 8, 8, True)] * 2
+    assert held(kept) is original
+    if method == "forward":
+        assert "phaseprof" not in held(made[-1]).__func__.__code__.co_filename
+    with torch.no_grad():
+        assert torch.equal(made[-1](IDS, use_cache=False).logits, recorded.output[0])
+
+
+def test_layers_compiled_one_by_one(llama: LlamaForCausalLM, record: Any) -> None:
+    """Regional compilation: the model's own call is seen, the compiled layers are a part of it."""
+    own = copy.deepcopy(llama)
+    for layer in own.model.layers:
+        layer.compile(backend="eager", fullgraph=True)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        return run_twice(lambda: own(IDS, use_cache=False).logits)
+
+    alone = run()
+    graphs = counters["stats"]["unique_graphs"]
+    recorded = record(run)
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert all(torch.equal(a, b) for a, b in zip(alone, recorded.output, strict=True))
+    assert (
+        recorded.passes("model_id", "phase", "logits_tokens")
+        == [("LlamaForCausalLM-1", "prefill", 8)] * 2
+    )
+
+
+def test_graphs_with_and_without_us(llama: LlamaForCausalLM, record: Any) -> None:
+    """A compiled function around generate breaks its graph where it does without us, and nowhere else."""
+
+    def around(ids: torch.Tensor) -> torch.Tensor:
+        first = torch.as_tensor(llama(ids, use_cache=False).logits) + 1
+        print(end="")
+        return first + torch.as_tensor(llama(ids, use_cache=False).logits)
+
+    def run() -> tuple[torch.Tensor, int, dict[str, int]]:
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(around, backend="eager")
+        with torch.no_grad():
+            result = compiled(IDS)
+        return result, counters["stats"]["unique_graphs"], dict(counters["graph_break"])
+
+    alone = run()
+    recorded = record(run)
+    assert torch.equal(alone[0], recorded.output[0])
+    assert alone[1:] == recorded.output[1:]
 
 
 def test_call_inlined_into_a_larger_graph(llama: LlamaForCausalLM, record: Any) -> None:
-    """The call is a part of somebody's graph: it is handed on, and the graph stays whole."""
+    """The call is a part of somebody's graph: it is handed on, the graph stays whole, and the run says so."""
 
     def around(ids: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(llama(ids, use_cache=False).logits) + 1
@@ -107,6 +175,8 @@ def test_call_inlined_into_a_larger_graph(llama: LlamaForCausalLM, record: Any) 
     recorded = record(lambda: run_twice(lambda: compiled(IDS)))
     assert counters["stats"]["unique_graphs"] == 1
     assert recorded.passes("phase") == []
+    (note,) = recorded.trace.metas[0].not_measured
+    assert note.what == "calls of LlamaForCausalLM inside a function that is compiled"
     with torch.no_grad():
         assert torch.equal(recorded.output[1], around(IDS))
 
