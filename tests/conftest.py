@@ -36,6 +36,11 @@ def _hooks_left() -> list[str]:
             for owner in (generation.LogitsProcessorList, generation.StoppingCriteriaList)
             if _is_ours(vars(owner)["__call__"])
         ]
+    batching = sys.modules.get("transformers.generation.continuous_batching.continuous_api")
+    for owner in ("ContinuousBatchProcessor", "Scheduler", "ModelRunner"):
+        for name, value in vars(getattr(batching, owner, object)).items():
+            if _is_ours(value):
+                left.append(f"{owner}.{name} is wrapped")
     session = sys.modules.get("phaseprof.session")
     if session is not None:
         if session.current() is not None:

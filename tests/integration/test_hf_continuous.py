@@ -586,7 +586,7 @@ def test_a_scheduler_that_reads_differently_costs_the_labels_alone(
     def missing(processor: Any) -> Any:
         raise AttributeError("no attribute 'requests_in_batch'")
 
-    monkeypatch.setattr("phaseprof.hooks.continuous._batch", missing)
+    monkeypatch.setattr("phaseprof.hooks.schedulers._batch", missing)
     asks = [Ask(words(9), 3), Ask(words(5, 1), 3)]
     recorded = both(record, lambda: serve(manager_of(llama), asks))
     assert [row[0] for row in recorded.passes("phase")] == ["other"] * (3 + RUNS_ON)

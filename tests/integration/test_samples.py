@@ -132,6 +132,26 @@ def test_the_queries_agree_with_the_trace(tmp_path: Path) -> None:
     ]
 
 
+def test_a_continuous_batch_is_shown_by_request_and_by_phase(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5.10")
+    args = ("--requests", "4", "--new-tokens", "3", "--step-tokens", "48", "--trace", "t")
+    done = run(SAMPLES / "continuous_batching.py", model, *args, cwd=tmp_path)
+    assert done.stdout.startswith("4 requests, 12 tokens (t)")
+    trace = open_trace(tmp_path / "t")
+    requests = trace.requests.to_pylist()
+    assert sorted(row["prompt_tokens"] for row in requests) == [40, 48, 56, 64]
+    # Two pages of 16 are shared by all. One request may begin in the step that computes them.
+    cached = sorted(row["cached_tokens"] for row in requests)
+    assert cached in ([0, 0, 32, 32], [0, 32, 32, 32])
+    assert sum(trace.passes["prefill_tokens"].to_pylist()) == 208 - sum(cached)
+    assert {row[0] for row in map(_numbers, done.stdout.splitlines())} >= {
+        "req_0",
+        "req_3",
+        "prefill",
+        "decode",
+    }
+
+
 def _row(text: str, begin: str) -> list[str]:
     (line,) = [line for line in text.splitlines() if line.startswith(begin)]
     return _numbers(line)
