@@ -158,7 +158,10 @@ def leaves(tensor: Any) -> Iterator[Tensor]:
     if is_wrapped(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
-            yield from leaves(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            # A distributed tensor names its mesh as well.
+            if hasattr(inner, "numel"):
+                yield from leaves(inner)
     else:
         yield tensor
 

@@ -169,7 +169,9 @@ class _Reading:
 
     def _check(self, module: nn.Module, parameter: Tensor) -> None:
         name = type(parameter).__name__
-        if not is_known_tensor(parameter):
+        if name == "DTensor":
+            self.odd["weights that are distributed over ranks"] = None
+        elif not is_known_tensor(parameter):
             self.odd[f"parameters of class {name} (quantized or distributed)"] = None
         elif dtype_of(parameter) not in PLAIN_DTYPES:
             self.odd[

@@ -96,7 +96,7 @@ def data_parallel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         dist.init_process_group("gloo")
         rank = dist.get_rank()
         model = make()
-        say(f"site {sys.of_the_user} {[path for path in sys.path if path.endswith('site')][0]}")
+        say(f"site {sys.of_the_user} {sys.path[1]}")
         for request in range(3):
             tokens = generate(model, 3 + 100 * rank + request)
             dist.barrier()
@@ -107,7 +107,8 @@ def data_parallel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     site = folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import sys\nsys.of_the_user = 'still there'\n")
-    done = _run([*RUN, *TORCHRUN, worker], folder, PYTHONPATH=str(site))
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = _run([*RUN, *TORCHRUN, worker], folder, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -259,6 +260,9 @@ def test_the_labels_of_a_split_model_are_those_of_a_whole_one(
     whole = [m for meta in trace.metas for m in meta.models if m.model_id == "LlamaForCausalLM-1"]
     assert [m.tensor_ranks for m in split] == [(0, 1)] * 2
     assert [m.tensor_ranks for m in whole] == [()] * 2
+    # What a rank computes of a split layer is not counted, and no share of a roof is made up.
+    assert all(m.cost is not None and not m.cost.covered for m in split)
+    assert all(m.cost is not None and m.cost.covered for m in whole)
 
 
 def test_a_pass_of_a_split_model_counts_once(tensor_parallel: tuple[Path, str]) -> None:
