@@ -76,7 +76,7 @@ def base_of(module: Any) -> Any:
 
 def has_adapters(model: nn.Module) -> bool:
     """Whether a wrapper of PEFT stands anywhere in a model."""
-    return any(_is_wrapper(module) for module in model.modules())
+    return any(is_wrapper(module) for module in model.modules())
 
 
 def adapter_state(model: Any) -> State:
@@ -89,14 +89,14 @@ def adapter_state(model: Any) -> State:
             tuple(getattr(module, "merged_adapters", ())),
         )
         for module in model.modules()
-        if _is_wrapper(module)
+        if is_wrapper(module)
     )
 
 
 def read_adapters(model: nn.Module) -> Adapters:
     """Tell what a pass runs of a model with or without adapters. The model is only read."""
     modules = dict(model.named_modules())
-    wrapped = {path: m for path, m in modules.items() if _is_wrapper(m)}
+    wrapped = {path: m for path, m in modules.items() if is_wrapper(m)}
     if not wrapped:
         return Adapters(modules, (), ())
     added: list[Added] = []
@@ -205,7 +205,8 @@ def _saved(wrapper: Any) -> Any:
     return copies[names[0]]
 
 
-def _is_wrapper(module: object) -> bool:
+def is_wrapper(module: object) -> bool:
+    """Whether a module is a wrapper of PEFT around a layer."""
     return _is(module, _TUNER) or _is(module, _WHOLE) or _is(module, "AuxiliaryTrainingWrapper")
 
 
