@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import Counter
@@ -11,8 +12,12 @@ from functools import partial
 from typing import Any
 
 from phaseprof.errors import NotMeasured
+from phaseprof.hooks.containers import is_bare, running_container
 from phaseprof.hooks.parallel import tensor_ranks
+from phaseprof.hooks.placement import device_of
+from phaseprof.hooks.replicas import Replicas
 from phaseprof.hooks.state import Generation
+from phaseprof.hooks.variants import AdapterState
 from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
 from phaseprof.work.cost import ModelCost
@@ -31,9 +36,10 @@ class SeenModel:
         aside: Why none of its passes is prefill or decode: ``scoring`` (its head gives a score of the text); else None.
         timer: Times its passes on its device; None where the host's time is the device's.
         meta: What is stored about it.
-        device: The device of its first parameter.
+        device: The device that it runs on.
         ref: The model.
         layouts: Layout of its KV cache, by the classes of the cache and of its layers.
+        adapters: The adapters that it runs with; None without any.
     """
 
     model_id: str
@@ -46,6 +52,7 @@ class SeenModel:
     ref: weakref.ref[Any]
     aside: str | None = None
     layouts: dict[tuple[str, tuple[str, ...]], KvLayout] = field(default_factory=dict)
+    adapters: AdapterState | None = None
 
 
 class ModelBook:
@@ -57,6 +64,11 @@ class ModelBook:
         count: Counts a model's structure.
         on_new: Told of each new model.
         note: Told of what could not be read.
+        on_container: Told of a model whose part was called from its `forward` while its own call was not seen.
+
+    Attributes:
+        replicas: Knows the replicas of DataParallel.
+        pretrained: The class of transformers models; None before the library is there.
     """
 
     def __init__(
@@ -67,14 +79,24 @@ class ModelBook:
         count: Callable[[Any], ModelCost],
         on_new: Callable[[SeenModel], None],
         note: Callable[[NotMeasured], None],
+        on_container: Callable[[Any], None] | None = None,
     ) -> None:
         self._describe = describe
         self._make_timer = make_timer
         self._count = count
         self._on_new = on_new
         self._note = note
-        #: By identity, of modules that live.
+        self._on_container = on_container
+        self.replicas = Replicas()
+        self.pretrained: type | None = None
+        #: By identity, of modules that live and whose calls are always their own.
         self.seen: dict[int, SeenModel] = {}
+        #: The same of models whose call may be a part of another's: looked up anew for each pass.
+        self._bare: dict[int, SeenModel] = {}
+        # Two threads may come with a new model at once.
+        self._lock = threading.Lock()
+        #: Models with adapters, in each state that they were seen in, the last one first.
+        self._adapted: dict[int, list[SeenModel]] = {}
         self._numbers: Counter[str] = Counter()
         self._devices: dict[str, tuple[Device, DeviceTimer | None]] = {}
         #: Time spent on models at first sight.
@@ -87,13 +109,61 @@ class ModelBook:
             model: The module that is called.
             generation: The generate call in progress; None in a hand-written loop.
         """
-        seen = self.seen.get(id(model))
+        seen = self.seen.get(id(model)) or self._with_adapters(model)
         if seen is not None:
             return seen
-        began = time.perf_counter_ns()
-        seen = self._add(model, generation.model if generation is not None else None)
-        self.setup_ns += time.perf_counter_ns() - began
+        original = self.replicas.original(model)
+        if original is not None:
+            return self._replica(model, self.find(original, generation))
+        bare = self._bare.get(id(model))
+        if bare is not None and bare.adapters is not None and not bare.adapters.holds():
+            self._bare.pop(id(model), None)
+            bare = None
+        if self.pretrained is not None and (bare is not None or isinstance(model, self.pretrained)):
+            # A model with a head is asked at first sight alone: what calls it is whole from then on.
+            outer = running_container(model, self.pretrained)
+            if outer is not None:
+                if self._on_container is not None:
+                    self._on_container(outer)
+                return self.find(outer, generation)
+        return bare or self._first_sight(model, generation)
+
+    def _first_sight(self, model: Any, generation: Generation | None) -> SeenModel:
+        with self._lock:
+            # Another thread may have been quicker.
+            seen = self.seen.get(id(model)) or self._bare.get(id(model))
+            seen = seen or self._with_adapters(model)
+            if seen is None:
+                began = time.perf_counter_ns()
+                seen = self._add(model, generation.model if generation is not None else None)
+                self.setup_ns += time.perf_counter_ns() - began
         return seen
+
+    def _replica(self, replica: Any, original: SeenModel) -> SeenModel:
+        """A replica is its original on another device."""
+        device, timer = self._device(replica)
+        if device is None or device == original.device:
+            return original
+        # The layouts are shared: they are the same on every device.
+        return replace(original, device=device, timer=timer)
+
+    def _with_adapters(self, model: Any) -> SeenModel | None:
+        """The entry of a model with adapters, in the state that it is in."""
+        states = self._adapted.get(id(model), [])
+        for place, seen in enumerate(states):
+            if seen.adapters is not None and seen.adapters.holds():
+                if place:
+                    states.insert(0, states.pop(place))
+                return seen
+        return None
+
+    def changed(self, model: Any) -> None:
+        """A module was given adapters: what it is a part of is another model from now on."""
+        for book in (self.seen, self._bare, self._adapted):
+            for key, held in tuple(book.items()):
+                owner = (held[0] if isinstance(held, list) else held).ref()
+                if owner is not None and any(part is model for part in owner.modules()):
+                    book.pop(key, None)
 
     @property
     def timers(self) -> tuple[DeviceTimer, ...]:
@@ -108,9 +178,10 @@ class ModelBook:
         cost = self._cost(model, class_name, len(ranks))
         device, timer = self._device(model)
         config = getattr(model, "config", None)
+        adapters = AdapterState.of(model)
         meta = ModelMeta(
             model_id=model_id,
-            name=getattr(config, "_name_or_path", "") or class_name,
+            name=_name(model, class_name, adapters),
             class_name=class_name,
             engine="transformers",
             device_key=device.key if device else "",
@@ -129,14 +200,22 @@ class ModelBook:
             device=device,
             ref=weakref.ref(model, partial(self._gone, id(model))),
             aside="scoring" if _scores(model) else None,
+            adapters=adapters,
         )
-        self.seen[id(model)] = seen
+        bare = self.pretrained is not None and isinstance(model, self.pretrained) and is_bare(model)
+        if adapters is not None and not bare:
+            # Not in the book that hooks look into first: its state is asked for at each pass.
+            self._adapted.setdefault(id(model), []).insert(0, seen)
+        else:
+            (self._bare if bare else self.seen)[id(model)] = seen
         self._on_new(seen)
         return seen
 
     def _gone(self, key: int, _: weakref.ref[Any]) -> None:
         # Runs before the address can be used again, so that an entry always is of a module that lives.
         self.seen.pop(key, None)
+        self._bare.pop(key, None)
+        self._adapted.pop(key, None)
 
     def _cost(self, model: Any, class_name: str, ranks: int) -> ModelCost | None:
         try:
@@ -159,16 +238,13 @@ class ModelBook:
         return cost
 
     def _device(self, model: Any) -> tuple[Device | None, DeviceTimer | None]:
-        parameter = next(iter(model.parameters()), None)
-        if parameter is None:
+        device = device_of(model)
+        if device is None:
             return None, None
-        key = str(parameter.device)
+        key = str(device)
         if key not in self._devices:
             try:
-                self._devices[key] = (
-                    self._describe(parameter.device),
-                    self._make_timer(parameter.device),
-                )
+                self._devices[key] = (self._describe(device), self._make_timer(device))
             except Exception as error:
                 self._note(NotMeasured(f"the device {key}", f"{type(error).__name__}: {error}"))
                 return None, None
@@ -180,6 +256,12 @@ def _tensor_ranks(model: Any) -> tuple[int, ...]:
         return tensor_ranks(model)
     except Exception:
         return ()  # a kind of mesh that is not known
+
+
+def _name(model: Any, class_name: str, adapters: AdapterState | None) -> str:
+    name = getattr(getattr(model, "config", None), "_name_or_path", "") or class_name
+    active = "" if adapters is None else ", ".join(adapters.active)
+    return f"{name} with {active}" if active else name
 
 
 def _encodes(model: Any, generating: Any) -> bool:
