@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -52,7 +53,10 @@ def _booleans(values: Sequence[Any]) -> pa.Array:
 
 def _strings(values: Sequence[Any]) -> pa.Array:
     validity, nulls = _validity(values)
-    encoded = [b"" if value is None else value.encode("utf-8", "replace") for value in values]
+    # Names are few, and repeated from row to row.
+    known = {value: value.encode("utf-8", "replace") for value in set(values) if value is not None}
+    known[None] = b""
+    encoded = [known[value] for value in values]
     offsets = array("i", accumulate(map(len, encoded), initial=0))
     return pa.Array.from_buffers(
         pa.string(),
@@ -64,7 +68,7 @@ def _strings(values: Sequence[Any]) -> pa.Array:
 
 def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     offsets = array("i", accumulate(map(len, values), initial=0))
-    flat = [item for value in values for item in value]
+    flat = list(chain.from_iterable(values))
     return pa.Array.from_buffers(
         kind,
         len(values),
@@ -75,20 +79,20 @@ def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
-    children = [
-        to_column([getattr(value, field.name) for value in values], field.type) for field in kind
-    ]
+    children = [to_column(list(map(attrgetter(field.name), values)), field.type) for field in kind]
     return pa.Array.from_buffers(kind, len(values), [None], 0, children=children)
 
 
 def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
-    nulls = sum(value is None for value in values)
+    nulls = values.count(None)
     return (_bits([value is not None for value in values]) if nulls else None), nulls
 
 
 def _bits(flags: Sequence[bool]) -> pa.Buffer:
     """One bit a flag, least significant first."""
     packed = bytearray((len(flags) + 7) // 8)
+    if not any(flags):
+        return pa.py_buffer(bytes(packed))
     for place, flag in enumerate(flags):
         if flag:
             packed[place >> 3] |= 1 << (place & 7)

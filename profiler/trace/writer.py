@@ -316,8 +316,6 @@ class _TableWriter:
 
 def to_arrow(rows: Iterable[ForwardPass | Request | Kernel], schema: pa.Schema) -> pa.Table:
     """Rows of one kind as an Arrow table; tuples of dataclasses become lists of structs."""
-    columns = zip(*map(attrgetter(*schema.names), rows), strict=True)
-    built = [to_column(values, field.type) for values, field in zip(columns, schema, strict=False)]
-    if not built:
-        built = [to_column((), field.type) for field in schema]
+    listed = list(rows)
+    built = [to_column(list(map(attrgetter(field.name), listed)), field.type) for field in schema]
     return pa.Table.from_arrays(built, schema=schema)
