@@ -203,6 +203,14 @@ class Recorder:
                     "reading it would make the device wait",
                 )
             )
+        if self._settler.passes_unseen:
+            self._note(
+                NotMeasured(
+                    "the passes of some generate calls",
+                    "the calls computed their prompt, and no pass was seen: something calls the model around its class",
+                    "please report it with how the model was loaded and wrapped",
+                )
+            )
         if self._settler.packed_seen:
             self._note(
                 NotMeasured(

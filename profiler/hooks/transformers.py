@@ -203,8 +203,7 @@ class TransformersHooks:
         )
 
     def _hook_models(self, module: Any) -> None:
-        numbers = _version_numbers()
-        if numbers < [5, 0]:
+        if _version_numbers() < [5, 0]:
             self._note(
                 NotMeasured(
                     "labels that can be relied on",
