@@ -30,6 +30,8 @@ from phaseprof.hooks.state import CacheBook, Flags, ThreadState
 from phaseprof.hooks.variants import patch_injection
 from phaseprof.timers import CudaEventTimer, DeviceTimer
 from phaseprof.trace.meta import ModelMeta
+from phaseprof.work.cost import ModelCost
+from phaseprof.work.counter import counted_cost
 from phaseprof.work.walk import model_cost
 
 #: The methods of generate that tell its prompt, and what is lost without each.
@@ -66,7 +68,7 @@ class TransformersHooks:
         self._models = ModelBook(
             describe=describe,
             make_timer=_timer,
-            count=model_cost,
+            count=partial(_count, state),
             on_new=self._new_model,
             note=note,
             on_container=self._hook_container,
@@ -397,6 +399,20 @@ def _versions() -> str:
     return ", ".join(
         f"{name} {getattr(module, '__version__', '?')}" for name, module in loaded.items() if module
     )
+
+
+def _count(state: ThreadState, model: Any) -> ModelCost:
+    """What a model costs: by its structure or, where that is not known, by torch's counter. What the counter calls of its
+    copy is no pass of anything."""
+    cost = model_cost(model)
+    if cost.covered:
+        return cost
+    here = state.here
+    inside, here.in_pass = here.in_pass, True
+    try:
+        return counted_cost(model, cost)
+    finally:
+        here.in_pass = inside
 
 
 def _timer(device: Any) -> DeviceTimer | None:
