@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phaseprof.events import Event, GenerationBegan, GenerationEnded, PromptKnown
+from phaseprof.hooks.early_exit import EarlyExits
 from phaseprof.hooks.inputs import cache_of, copy_mask, past_length
 from phaseprof.hooks.models import ModelBook
 from phaseprof.hooks.patching import Patch
@@ -49,6 +50,7 @@ class GenerateHook:
         self._state = state
         self._failed = failed
         self._numbers = itertools.count(1)
+        self._exits = EarlyExits(models)
         self._processors = ProcessorsHook(emit=emit, state=state, failed=failed)
 
     @property
@@ -140,6 +142,7 @@ class GenerateHook:
 
     def _began(self, generation: Generation) -> None:
         try:
+            self._exits.enter(generation)
             seen = self._models.find(generation.model, None)
             outer = generation.parent
             # Nested in a call that verifies drafts, it drafts; nested otherwise, it is a call like any other.
@@ -153,6 +156,7 @@ class GenerateHook:
     def _ended(self, generation: Generation, error: str | None) -> None:
         try:
             now = time.perf_counter_ns()
+            self._exits.leave(generation)
             self._emit(GenerationEnded(generation.number, now, error, generation.slots))
         except Exception as failure:
             self._failed("recording the end of generate", failure)
