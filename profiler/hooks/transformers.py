@@ -402,8 +402,8 @@ def _versions() -> str:
 
 
 def _count(state: ThreadState, model: Any) -> ModelCost:
-    """What a model costs: by its structure or, where that is not known, by torch's counter. What the counter calls of its
-    copy is no pass of anything."""
+    """What a model costs: by its structure or, where that is not known, by torch's counter. What that calls of its copy
+    is no pass of anything."""
     cost = model_cost(model)
     if cost.covered:
         return cost
