@@ -167,11 +167,11 @@ def source_of(kwargs: Mapping[str, Any], output: Any, *, new: bool) -> Source | 
     """
     given = kwargs.get("encoder_outputs")
     states = None
-    if given is not None:
-        states = (
-            given[0] if isinstance(given, tuple | list) else dict.get(given, "last_hidden_state")
-        )
-    elif isinstance(output, dict):
+    if isinstance(given, dict):
+        states = dict.get(given, "last_hidden_state")
+    elif isinstance(given, tuple | list):
+        states = given[0] if given else None
+    elif given is None and isinstance(output, dict):
         states = dict.get(output, "encoder_last_hidden_state")
     shape: tuple[int, ...] = getattr(states, "shape", ())
     return Source(int(shape[1]), new, given is None) if len(shape) == 3 else None

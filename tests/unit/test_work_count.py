@@ -297,6 +297,15 @@ def test_an_encoder_attends_in_both_directions_and_counts_where_it_runs() -> Non
     assert inside.weight_bytes - outside.weight_bytes == alone.weight_bytes
 
 
+@given(query=st.integers(1, 12), window=st.integers(1, 6))
+def test_windows_to_both_sides_are_those_of_the_mask(query: int, window: int) -> None:
+    group = replace(FULL, layers=1, causal=False, window_tokens=window)
+    cost = replace(UNTIED, attention=(group,), linear_flops_per_token=0, row_flops=9)
+    near = sum(1 for q in range(query) for k in range(query) if abs(q - k) < window)
+    work = count(cost, [Rows(0, query, 3)], logits_tokens=0, layout=None, cached=False)
+    assert work.flops == 3 * (192 * near + 9)
+
+
 def test_latents_of_the_past_are_expanded_again() -> None:
     latent = replace(FULL, layers=5, expand_flops_per_token=60)
     cost = replace(UNTIED, attention=(latent,))
@@ -331,6 +340,7 @@ def test_a_cost_survives_json_with_all_its_parts() -> None:
         encoder=UNTIED,
         offloaded_bytes=9,
         counted=True,
+        row_flops=-5,
     )
     assert ModelCost.from_json(json.loads(json.dumps(cost.to_json()))) == cost
 
