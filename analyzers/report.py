@@ -143,6 +143,7 @@ def _facts(
     meta = _meta_of(trace.metas, primary.model_id)
     engine = "" if model is None else model.engine
     version = meta.versions.get(engine, "") if meta is not None else ""
+    cost = None if model is None else model.cost
     return RunFacts(
         model=named[primary.model_id],
         model_class="" if model is None else model.class_name,
@@ -157,6 +158,7 @@ def _facts(
         workload=dict(meta.workload or {}) if meta is not None else {},
         trace_path=str(trace.path),
         trace_bytes=trace.size_bytes,
+        weight_bits=cost.bits_per_weight if cost is not None else None,
     )
 
 

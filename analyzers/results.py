@@ -336,7 +336,8 @@ class RunFacts:
     Attributes:
         model: Name of the model with the most time. model_class: Its class.
         engine: ``transformers 5.24.0``.
-        device: Its device; None if not recorded. dtype: Its dtype.
+        device: Its device; None if not recorded. dtype: The dtype that it computes in.
+        weight_bits: Bits that each of its weights takes, where they are packed; else None.
         command: The profiled command line.
         ranks: Ranks in the trace. processes: Processes in it. incomplete: Processes whose end is missing (killed).
         models: Other models that were seen, by name.
@@ -357,6 +358,7 @@ class RunFacts:
     workload: Mapping[str, object] = field(default_factory=dict)
     trace_path: str = ""
     trace_bytes: int = 0
+    weight_bits: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

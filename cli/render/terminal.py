@@ -90,11 +90,17 @@ def _head(report: Report, width: int) -> list[Text]:
 def _device(facts: RunFacts) -> str:
     device = facts.device
     if device is None:
-        return facts.dtype
+        return _dtype(facts)
     parts = [_device_name(device)]
     if device.threads is not None:
         parts.append(units.counted(device.threads, "thread"))
-    return ", ".join(part for part in (*parts, facts.dtype) if part)
+    return ", ".join(part for part in (*parts, _dtype(facts)) if part)
+
+
+def _dtype(facts: RunFacts) -> str:
+    if facts.weight_bits is None:
+        return facts.dtype
+    return f"{facts.dtype}, weights of {facts.weight_bits:.1f} bits"
 
 
 def _device_name(device: Device) -> str:

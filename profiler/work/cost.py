@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 _Group = TypeVar("_Group")
 
+#: Dtypes whose elements are the weights themselves.
+_PLAIN = frozenset({"float32", "bfloat16", "float16", "float64"})
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCost:
@@ -160,8 +163,8 @@ class ModelCost:
             and is brought for each of them.
         stored: Bytes of ``parameter_bytes`` by the dtype that they are stored in, most first; empty if that was not
             recorded.
-        row_flops: FLOPs spent once for each sequence and not for each token: a pooler, a classifier on top of it; negative
-            where a class token needs less than another one.
+        row_flops: FLOPs spent once for each sequence and not for each token: a pooler, a classifier on top of it;
+            negative where a class token needs less than another one.
         counted: The FLOPs come from torch's counter on a stand-in without data, and not from a closed form.
     """
 
@@ -189,6 +192,13 @@ class ModelCost:
     def covered(self) -> bool:
         """Whether the closed form holds for this model."""
         return not self.not_covered
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits that a weight takes on average, scales and the like included; None where no weights are packed."""
+        if all(dtype in _PLAIN for dtype, _ in self.stored) or not self.parameters:
+            return None
+        return 8 * self.parameter_bytes / self.parameters
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists, as stored under ``models[].cost`` in a meta file."""

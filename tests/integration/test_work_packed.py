@@ -9,6 +9,7 @@ class name, the same tensors under the same names, and a forward that unpacks th
 from __future__ import annotations
 
 import contextlib
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from phaseprof.analyzers.report import build_report
+from phaseprof.cli.render.stream import render_for
 from phaseprof.work.modules import Kind, kind_of
 from phaseprof.work.packed import packed_experts, packed_matrix, packed_table
 from phaseprof.work.walk import model_cost
@@ -469,3 +472,23 @@ def test_buffers_of_other_modules_are_no_weights() -> None:
     assert model_cost(model) == before
     assert kind_of(model.model.rotary_emb) is Kind.EMPTY
     assert packed_table(model.model.embed_tokens) is None
+
+
+def test_the_report_says_how_many_bits_a_weight_takes(record: Record) -> None:
+    model = with_gguf()
+    prompt = torch.arange(3, 12).unsqueeze(0)
+
+    def bits(model: LlamaForCausalLM) -> tuple[float | None, str]:
+        trace = record(
+            lambda: model.generate(prompt, max_new_tokens=4, eos_token_id=None, do_sample=False)
+        ).trace
+        report = build_report(trace)
+        return report.facts.weight_bits, render_for(report, io.StringIO(), width=100)
+
+    held = sum(p.untyped_storage().nbytes() for p in model.parameters())
+    plain = llama(torch.float32)
+    weights = sum(p.numel() for p in plain.parameters())
+    found, text = bits(model)
+    assert found == pytest.approx(8 * held / weights)
+    assert f"float32, weights of {8 * held / weights:.1f} bits" in text
+    assert bits(plain)[0] is None
