@@ -386,6 +386,60 @@ def test_a_preempted_request_computes_its_prompt_and_its_output_again(
     assert_invariants(recorded)
 
 
+@pytest.mark.skipif(RUNS_ON, reason="5.0 moves no request to the host")
+def test_a_request_that_was_moved_to_the_host_computes_nothing_twice(
+    llama: LlamaForCausalLM, record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host's part of the cache is pinned memory, which needs an accelerator: here it is plain memory."""
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs)
+    )
+    asks = [Ask(words(6), 8), Ask(words(6, 1), 8)]
+    settings: dict[str, Any] = {"allow_block_sharing": False, "cpu_offload_space": 0.01}
+    if VERSION >= (5, 17):
+        settings["safety_margin"] = 0.0
+    recorded = both(record, lambda: serve(manager_of(llama, blocks=6, **settings), asks))
+    passes = recorded.trace.passes
+    assert sum(passes["recomputed_tokens"].to_pylist()) == 0
+    assert sum(passes["prefill_tokens"].to_pylist()) == 12
+    # One of the two waits for a while: then a step is for the other alone.
+    assert set(passes["sequences"].to_pylist()) == {1, 2}
+    assert_invariants(recorded)
+
+
+def test_a_step_that_fails_is_recorded_and_its_requests_are_aborts(
+    llama: LlamaForCausalLM, record: Any
+) -> None:
+    """The third step raises: the manager gives its requests up."""
+    model = copy.deepcopy(llama)
+
+    def fail(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        if int(kwargs["position_ids"].max()) > 9:
+            raise RuntimeError("the third step")
+
+    model.model.register_forward_pre_hook(fail, with_kwargs=True)
+
+    def run() -> Any:
+        manager = manager_of(model)
+        manager.add_request(words(9), request_id="x", max_new_tokens=5)
+        manager.start()
+        result = None
+        while result is None and manager.is_running():
+            result = manager.get_result(timeout=1)
+        manager.stop(block=True)
+        return result
+
+    recorded = record(run)
+    assert recorded.passes(*COLUMNS, "error") == [
+        (*prefill(9, 1), None),
+        (*decode(1), None),
+        (*decode(1), "RuntimeError"),
+    ]
+    (row,) = recorded.trace.requests.to_pylist()
+    assert (row["output_tokens"], row["finish"], len(row["itl_ns"])) == (2, "abort", 1)
+
+
 def test_several_sequences_share_the_prompt_but_its_last_token(
     llama: LlamaForCausalLM, record: Any
 ) -> None:
