@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from phaseprof.schema import TableSpec
-from phaseprof.trace.parts import ROW_GROUP, Part, PartName, options
+from phaseprof.trace.parts import ROW_GROUP, ROW_GROUP_BYTES, Part, PartName, options
 
 
 class Merge:
@@ -99,10 +99,13 @@ class Merge:
     def _write(self, *, all_rows: bool) -> None:
         assert self._writer is not None
         waiting = sum(len(rows) for rows in self._rows)
-        if waiting < ROW_GROUP and not (all_rows and waiting):
+        heavy = sum(rows.nbytes for rows in self._rows) >= ROW_GROUP_BYTES
+        if waiting < ROW_GROUP and not heavy and not (all_rows and waiting):
             return
         rows = pa.concat_tables(self._rows)
-        whole = len(rows) if all_rows else len(rows) - len(rows) % ROW_GROUP
+        whole = len(rows)
+        if not all_rows and whole >= ROW_GROUP:
+            whole -= whole % ROW_GROUP
         self._writer.write_table(rows.slice(0, whole), row_group_size=ROW_GROUP)
         self._rows = [rows.slice(whole)] if whole < len(rows) else []
 

@@ -22,8 +22,9 @@ MERGE_AFTER_MERGED = 16
 KEEP_FRESH = 2
 #: A part of this size (two million passes) is not merged any more, unless everything fits into two of them in the end.
 FULL_PART_BYTES = 32 * 2**20
-#: Rows of a group: what a merge holds in memory, a few dozen columns wide.
-ROW_GROUP = 16_384
+#: Rows of a group, or fewer of many bytes (lists of latencies): what a merge holds in memory, twice.
+ROW_GROUP = 8192
+ROW_GROUP_BYTES = 8 * 2**20
 
 _PART = re.compile(
     r"part-(?:(?P<host>[0-9a-f]{6})-)?(?P<pid>\d+)-(?P<first>\d+)-(?P<last>\d+)\.parquet"

@@ -296,7 +296,23 @@ def test_row_groups_are_even_whatever_the_parts(trace: Path) -> None:
     (file,) = (trace / "kernels").rglob("*.parquet")
     with pq.ParquetFile(file) as part:
         groups = [part.metadata.row_group(i).num_rows for i in range(part.num_row_groups)]
-    assert groups == [parts.ROW_GROUP] * 3 + [sum(sizes) - 3 * parts.ROW_GROUP]
+    whole, rest = divmod(sum(sizes), parts.ROW_GROUP)
+    assert groups == [parts.ROW_GROUP] * whole + [rest]
+
+
+def test_rows_of_many_bytes_make_smaller_groups(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "ROW_GROUP_BYTES", 100_000)
+    writer = TraceWriter(trace, rank=0, pid=7)
+    for number in range(12):
+        writer.put_request(request(f"r{number}", itl_ns=(1,) * 5000))
+        writer.flush()
+    writer.close()
+    (file,) = (trace / "requests").rglob("*.parquet")
+    with pq.ParquetFile(file) as part:
+        # 40 kB each: three make a group.
+        assert [part.metadata.row_group(i).num_rows for i in range(part.num_row_groups)] == [3] * 4
 
 
 def test_a_lost_part_ends_the_merge_and_leaves_the_others(small_tiers: None, trace: Path) -> None:

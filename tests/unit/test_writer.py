@@ -255,15 +255,15 @@ def test_close_leaves_one_part_a_table(writer: TraceWriter, trace: Path) -> None
 
 
 def test_a_long_run_is_one_small_file(writer: TraceWriter, trace: Path) -> None:
-    """16,000 passes with a flush every 500: one file, and at most 60 bytes a pass."""
-    for pass_id in range(16_000):
+    """8,000 passes with a flush every 500: one file, and at most 60 bytes a pass."""
+    for pass_id in range(8_000):
         writer.put_pass(forward_pass(pass_id))
         if pass_id % 500 == 499:
             writer.flush()
     writer.close()
     (file,) = trace.rglob("*.parquet")
-    assert ids(file) == list(range(16_000))
-    assert file.stat().st_size <= 60 * 16_000
+    assert ids(file) == list(range(8_000))
+    assert file.stat().st_size <= 60 * 8_000
     with pq.ParquetFile(file) as part:
         assert part.num_row_groups == 1
 
