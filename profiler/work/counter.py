@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,7 +135,7 @@ def _counted(model: Any, deadline: float) -> ModelCost:
     if head is not None and matrix is None:
         raise Uncountable("its output head is no plain linear layer")
     head_flops = 0 if matrix is None else matrix.flops_per_token
-    with runner.without_data():
+    with _quiet(), runner.without_data():
         fit, held = _fit(runner, head_flops)
     return _as_cost(fit, held, weights, model, head, head_flops)
 
@@ -223,6 +224,17 @@ def _as_cost(
         states=(StateCost(1, 0, state_bytes),) if state_bytes else (),
         counted=True,
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let torch not log what its stand-ins cannot do: it is told in our words."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 class _Runner:
