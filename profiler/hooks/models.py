@@ -235,6 +235,15 @@ class ModelBook:
         if not cost.covered:
             reasons = "; ".join(cost.not_covered)
             self._note(NotMeasured(f"FLOPs and bytes of {class_name}", reasons))
+        if cost.offloaded_bytes:
+            self._note(
+                NotMeasured(
+                    f"how {class_name} is brought to its device",
+                    f"{cost.offloaded_bytes / 1e9:.3g} GB of its weights lie elsewhere between passes and are brought "
+                    "for each of them; only what the device then reads is counted",
+                    "fit the model on the device",
+                )
+            )
         return cost
 
     def _device(self, model: Any) -> tuple[Device | None, DeviceTimer | None]:

@@ -72,6 +72,9 @@ def test_offloaded_weights_count_by_shape_and_are_brought_for_each_pass(
         ("decode", step + lookups),
     ]
     assert all(p.is_meta for p in model.parameters())
+    assert [
+        "brought for each of them" in note.why for note in recorded.trace.metas[0].not_measured
+    ] == [True]
 
 
 def test_only_what_lies_elsewhere_is_offloaded(tmp_path: Path) -> None:

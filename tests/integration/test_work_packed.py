@@ -146,10 +146,10 @@ def with_gguf() -> LlamaForCausalLM:
         packed = gguf.quants.quantize(weight.float().numpy(), gguf.GGMLQuantizationType.Q4_1)
         return torch.from_numpy(np.array(packed))
 
-    class UnpackingLinear(GgufLinear):
+    class UnpackingLinear(GgufLinear):  # type: ignore[misc]
         """Its way for many rows, for few as well: the kernel for these is a package of its own."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             rows = self._unpack_matmul(x.reshape(-1, self.in_features))
             return rows.reshape(*x.shape[:-1], self.out_features)
 
@@ -175,6 +175,10 @@ def of_weight(layer: Any) -> Tensors:
 
 class WQLinear_GEMM(nn.Module):
     """AWQ's layer: eight 4-bit weights in each int32, with zeros and scales for each group of 64 inputs."""
+
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
 
     GROUP = 64
 
@@ -222,6 +226,9 @@ class TorchQuantLinear(WQLinear_GEMM):
 class HQQLinear(nn.Module):
     """HQQ's layer: the packed data are a parameter, scales and zeros lie in a plain dict."""
 
+    W_q: nn.Parameter
+    meta: dict[str, Any]
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features, self.bias = (
@@ -238,7 +245,7 @@ class HQQLinear(nn.Module):
             "shape": linear.weight.shape,
         }
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         zeros = WQLinear_GEMM.unpack(self.meta["zero"]).repeat_interleave(64, 0)
         weight = (WQLinear_GEMM.unpack(self.W_q) - zeros).to(x.dtype) * self.meta[
             "scale"
@@ -347,7 +354,7 @@ def test_a_packed_model_counts_what_it_holds_and_computes_what_it_did(
 
     prompt = torch.arange(3, 12).unsqueeze(0)
 
-    def generate() -> torch.Tensor:
+    def generate() -> Any:
         with quiet():
             return model.generate(prompt, max_new_tokens=4, do_sample=False, eos_token_id=None)
 
@@ -381,7 +388,7 @@ def test_the_bytes_of_keys_and_values_follow_the_activations_before_a_cache_was_
 def test_dynamic_quantization_counts_a_byte_for_each_weight() -> None:
     plain = llama(torch.float32)
     with quiet():
-        model = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, dtype=torch.qint8)
+        model = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-untyped-call]
     cost, expected = model_cost(model), model_cost(llama(torch.float32))
     assert (cost.not_covered, cost.dtype) == ((), "int8")
     assert cost.linear_flops_per_token == expected.linear_flops_per_token
