@@ -166,9 +166,14 @@ def count(
         context_tokens=sum((r.past + r.query) * r.sequences for r in rows),
         attention_pairs=sum(pairs(r.past, r.query) * r.sequences for r in rows),
     )
-    if layout is None or layout.covered:
+    if (layout is None or layout.covered) and _keeps_known(cost):
         work = _with_kv(work, cost, layout, rows, cached=cached, masked=masked)
     return work if source is None else _with_source(work, cost, layout, rows, source, cached=cached)
+
+
+def _keeps_known(cost: ModelCost) -> bool:
+    """Whether it is known what attention reads: the counter does not see it of a model that fills no cache."""
+    return not cost.counted or bool(cost.states) or any(g.kv_bytes_per_token for g in cost.attention)
 
 
 def _weight_bytes(

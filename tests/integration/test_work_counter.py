@@ -167,6 +167,54 @@ def test_nothing_of_the_model_runs_or_changes() -> None:
     assert isinstance(torch.ones(1), torch.Tensor) and torch.ones(1).item() == 1.0
 
 
+class Averaging(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
+    """A decoder of a user's own, without a cache: each token takes the mean of those before it."""
+
+    config_class = LlamaConfig
+    base_model_prefix = ""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.table = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.mix = nn.ModuleList(
+            nn.Bilinear(32, 32, 32, bias=False) for _ in range(config.num_hidden_layers)
+        )
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        states = self.table(input_ids)
+        before = torch.ones(states.shape[1], states.shape[1], device=states.device).tril()
+        for mix in self.mix:
+            mean = (before / before.sum(-1, keepdim=True)) @ states
+            states = states + torch.einsum("bti,oij,btj->bto", mean, mix.weight, states)
+        return transformers.modeling_outputs.CausalLMOutput(logits=self.head(states))
+
+
+def test_a_decoder_of_a_users_own_without_a_cache() -> None:
+    torch.manual_seed(0)
+    model = Averaging(LlamaConfig(**{**SIZES, "num_hidden_layers": 6})).eval()
+    cost = counted(model)
+    assert cost.not_covered == ()
+    pair = sum(group.layers * group.flops_per_pair for group in cost.attention)
+    for query in (3, 61, 200):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(torch.randint(3, 90, (2, query)))
+        rows = [Rows(0, query, 2)]
+        work = count(cost, rows, logits_tokens=2 * query, layout=None, cached=False)
+        masked = pair * 2 * (query * (query - 1) // 2)
+        flops = counter.get_total_flops()
+        assert abs(work.flops + masked - flops) <= 0.005 * flops
+        # What its mixers read of other tokens is not known.
+        assert work.kv_read_bytes is None
+
+
 class Scanning(Pooling):
     """Works on blocks of 16 tokens, padded: its FLOPs go up in steps."""
 
