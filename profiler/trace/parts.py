@@ -146,6 +146,8 @@ def last_merges(parts: Sequence[Part], stale: Sequence[bool]) -> list[tuple[int,
 def options(schema: pa.Schema, key: str) -> dict[str, Any]:
     """How a merged part is stored: what counts up or hardly changes as differences, all else by dictionaries.
 
+    Memory comes from the system's allocator, which gives back what is freed: Arrow's own keeps some tens of megabytes.
+
     Args:
         schema: Of the table.
         key: Its key column: text of a key differs from row to row.
@@ -169,6 +171,7 @@ def options(schema: pa.Schema, key: str) -> dict[str, Any]:
         "write_statistics": True,
         "use_dictionary": dictionaries,
         "column_encoding": encodings,
+        "memory_pool": pa.system_memory_pool(),
     }
 
 
@@ -177,4 +180,5 @@ FRESH_OPTIONS: dict[str, Any] = {
     "compression": "none",
     "use_dictionary": False,
     "write_statistics": False,
+    "memory_pool": pa.system_memory_pool(),
 }

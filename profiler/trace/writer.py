@@ -270,6 +270,8 @@ class _TableWriter:
             self._abort_merge()
             raise
         self._merge = None
+        # Arrow keeps what a merge has read with for later; the workload needs it now.
+        pa.default_memory_pool().release_unused()
         begin = self._parts.index(merge.parts[0])
         tier = max(part.tier for part in merge.parts) + 1
         self._parts[begin : begin + len(merge.parts)] = [Part(merge.name, tier, size)]
