@@ -173,7 +173,9 @@ def count(
 
 def _keeps_known(cost: ModelCost) -> bool:
     """Whether it is known what attention reads: the counter does not see it of a model that fills no cache."""
-    return not cost.counted or bool(cost.states) or any(g.kv_bytes_per_token for g in cost.attention)
+    return (
+        not cost.counted or bool(cost.states) or any(g.kv_bytes_per_token for g in cost.attention)
+    )
 
 
 def _weight_bytes(
