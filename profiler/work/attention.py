@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from phaseprof.work.cost import AttentionCost
+from phaseprof.work.indexer import chooses_keys, chosen_reach
 from phaseprof.work.latent import is_latent, latent_cost
 from phaseprof.work.modules import Matrix, class_name, matrix_of, own_parameters
 from phaseprof.work.parts import NotCovered
@@ -73,10 +74,12 @@ def attention_cost(module: nn.Module, config: object, layer: int) -> AttentionCo
         raise NotCovered(f"{name} is a cross attention")
     if getattr(module, "is_causal", True) is False:
         raise NotCovered(f"{name} attends in both directions (an encoder)")
-    if "indexer" in module._modules:
-        raise NotCovered(f"{name} attends to what an indexer chooses")
     if is_latent(module):
-        return latent_cost(module, _output(module), reach_of(module, config, layer))
+        chosen = chooses_keys(module)
+        reach = chosen_reach(module, config) if chosen else reach_of(module, config, layer)
+        return latent_cost(module, _output(module), reach)
+    if chooses_keys(module):
+        raise NotCovered(f"{name} attends to what an indexer chooses")
     widths = _widths(module)
     heads = _heads(module, config, layer)
     query = _ungated(module, widths, heads)

@@ -27,6 +27,7 @@ from phaseprof.work.attention import (
 )
 from phaseprof.work.cost import AttentionCost, ExpertsCost, ModelCost, StateCost
 from phaseprof.work.experts import read_experts
+from phaseprof.work.indexer import indexer_cost
 from phaseprof.work.modules import (
     Kind,
     class_name,
@@ -36,6 +37,7 @@ from phaseprof.work.modules import (
     shared_modules,
 )
 from phaseprof.work.parts import NotCovered, Part, Reader
+from phaseprof.work.reasons import foreign_kind, shorten
 from phaseprof.work.state import state_part
 from phaseprof.work.structure import (
     config_of,
@@ -82,22 +84,6 @@ _TABLES = frozenset({"embed_tokens_per_layer"})
 _VECTORS = re.compile(r"bias|sinks?$|scale|scalar|residual")
 #: Bytes of the wider dtypes of activations; the others have two.
 _WIDE = {"float32": 4, "float64": 8}
-#: How many reasons are kept: a vision tower would give hundreds.
-_MAX_REASONS = 8
-
-#: Of a path alone: a class may be named after a model that has experts elsewhere.
-_EXPERTS = re.compile(r"expert|moe|router", re.IGNORECASE)
-#: Parts that are known and not covered yet, by their path or class, most telling first.
-_FOREIGN = (
-    (re.compile(r"lora_|peft", re.IGNORECASE), "an adapter that is not one of PEFT's"),
-    (re.compile(r"vision|visual|image|patch", re.IGNORECASE), "a vision tower"),
-    (re.compile(r"audio|speech", re.IGNORECASE), "an audio tower"),
-    (
-        re.compile(r"mamba|ssm|rwkv|deltanet|linear_?attn|recurrent|conv", re.IGNORECASE),
-        "a state space or convolution",
-    ),
-    (re.compile(r"cross_?att|encoder_?attn", re.IGNORECASE), "a cross attention"),
-)
 
 
 def decoder_cost(model: nn.Module) -> ModelCost:
@@ -128,7 +114,7 @@ def decoder_cost(model: nn.Module) -> ModelCost:
             parameter_bytes=weights.bytes(),
             parameters=weights.elements(),
             dtype=dtype,
-            not_covered=_shorten(reasons),
+            not_covered=shorten(reasons),
             stored=weights.by_dtype(),
         )
     head = weights.of_modules([walk.head] if walk.head is not None else [])
@@ -141,7 +127,7 @@ def decoder_cost(model: nn.Module) -> ModelCost:
     return ModelCost(
         linear_flops_per_token=walk.linear_flops,
         head_flops_per_token=walk.head_flops,
-        attention=_grouped(walk.layers),
+        attention=(*_grouped(walk.layers), *_grouped(walk.indexers)),
         body_weight_bytes=weights.bytes((weights.of_modules(walk.run_modules) | beside) - outside),
         head_weight_bytes=weights.bytes(head | beside_head),
         lookup_bytes_per_token=sum(size for _, size in rows),
@@ -168,6 +154,7 @@ class _Walk:
     tables: list[Any] = field(default_factory=list)
     head: nn.Module | None = None
     layers: dict[int, AttentionCost] = field(default_factory=dict)
+    indexers: dict[int, AttentionCost] = field(default_factory=dict)
     states: dict[int, StateCost] = field(default_factory=dict)
     experts: list[ExpertsCost] = field(default_factory=list)
     #: What a pass runs, and of it what a reader stands for; paths that a reader has told what they are.
@@ -200,7 +187,7 @@ class _Walk:
             kind = kind_of(module)
             if kind in (Kind.EMPTY, Kind.ELEMENTWISE):
                 continue
-            foreign = None if self._is_known(path) else _foreign(path, module, kind)
+            foreign = None if self._is_known(path) else foreign_kind(path, module, kind)
             if foreign is None:
                 self._read_part(path, module, kind, stack, table)
             elif foreign not in seen:
@@ -294,6 +281,9 @@ class _Walk:
                 if layer in self.layers:
                     raise NotCovered(f"several attentions in one layer ({general(path)})")
                 self.layers[layer] = self._attention(module, config, layer, borrowing)
+                indexer = indexer_cost(module)
+                if indexer is not None:
+                    self.indexers[layer] = indexer
             part = _ask(POINTWISE, module, config, layer)
             if part is not None:
                 if isinstance(part.cost, ExpertsCost):
@@ -415,18 +405,3 @@ def _is_lookup(path: str, table: nn.Module, tokens: object) -> bool:
 
 def _is_vector(name: str, parameter: Any) -> bool:
     return parameter.dim() <= 1 and _VECTORS.search(name) is not None
-
-
-def _foreign(path: str, module: nn.Module, kind: Kind) -> str | None:
-    if _EXPERTS.search(path):
-        return "a mixture of experts of unknown form"
-    # A linear layer says nothing by its class (Conv1D of GPT-2 is one), only by where it stands.
-    names = [path] if kind is Kind.MATRIX else [path, class_name(module)]
-    return next((what for pattern, what in _FOREIGN if any(map(pattern.search, names))), None)
-
-
-def _shorten(reasons: Iterable[str]) -> tuple[str, ...]:
-    unique = list(dict.fromkeys(reasons))
-    if len(unique) <= _MAX_REASONS:
-        return tuple(unique)
-    return (*unique[: _MAX_REASONS - 1], f"and {len(unique) - _MAX_REASONS + 1} more reasons")

@@ -340,6 +340,41 @@ def test_latents_are_cached_where_attention_can_expand_them() -> None:
     assert (group.query_heads, group.qk_head_dim, group.v_head_dim) == (4, 24, 12)
 
 
+@pytest.mark.parametrize(
+    ("family", "own", "scorers"),
+    [
+        ("DeepseekV32", {}, 4),
+        ("GlmMoeDsa", {"indexer_types": ["full", "shared", "full", "shared"]}, 2),
+    ],
+)
+def test_attention_to_what_an_indexer_chooses(
+    family: str, own: dict[str, Any], scorers: int
+) -> None:
+    """Each query attends to 8 keys at most; the scorers, two heads of 16, look at all of them, in float32 products."""
+    indexed = {"index_topk": 8, "index_n_heads": 2, "index_head_dim": 16}
+    model = make(family, _SIZES | _LATENT | _GROUPED | indexed | own, "eager", new=True)
+    cost = model_cost(model)
+    assert cost.not_covered == ()
+    assert [(g.layers, g.window_tokens) for g in cost.attention] == [(4, 8), (scorers, None)]
+    cache = DynamicCache(config=model.config)
+    past = 0
+    for query in (24, 5, 1, 1):
+        held = cache_bytes(cache)
+        with counted(_MLA) as (truth, run):
+            run(model, torch.randint(3, 90, (BATCH, query)), **{CACHE: cache}, use_cache=True)
+        layout = read_layout(cache)
+        rows = [Rows(past, query, BATCH)]
+        work = count(cost, rows, logits_tokens=BATCH * query, layout=layout)
+        # The counter sees the rectangle of the scores: what is not causal is needed by nobody.
+        idle = BATCH * scorers * (query * (query - 1) // 2) * 2 * 2 * (16 + 1)
+        assert truth.flops == work.flops + idle
+        assert work.kv_held_bytes == cache_bytes(cache)
+        assert work.kv_read_bytes == cache_bytes(cache)
+        assert work.kv_write_bytes == cache_bytes(cache) - held
+        assert count(cost, rows, logits_tokens=BATCH * query, layout=None) == work
+        past += query
+
+
 _SHARING = {
     "vocab_size_per_layer_input": 97,
     "hidden_size_per_layer_input": 8,
