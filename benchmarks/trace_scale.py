@@ -61,6 +61,8 @@ from phaseprof.work.cost import AttentionCost, ModelCost
 from phaseprof.work.kv import KvGroup, KvLayout
 
 BLOCK = 200
+#: A paced case waits for the recorder, where the machine is too busy for the pace.
+MOST_WAITING = 10_000
 #: Fields behind `error` have defaults.
 LATER_FIELDS = tuple(
     PassSeen._field_defaults[name]
@@ -113,16 +115,16 @@ class Case:
     passes: int
     batch: int = 1
     steps: int = 128
-    rate: int = 8000
+    rate: int = 5000
     killed: bool = False
     flush_every: int = 0
 
 
 CASES = (
     Case("1 M passes", 1_000_000),
-    Case("1 M passes, batch 8", 1_000_000, batch=8, rate=4000),
-    Case("1 M passes, batch 8, killed", 1_000_000, batch=8, rate=4000, killed=True),
-    Case("1 M requests of one pass", 1_000_000, steps=1, rate=4000),
+    Case("1 M passes, batch 8", 1_000_000, batch=8, rate=2500),
+    Case("1 M passes, batch 8, killed", 1_000_000, batch=8, rate=2500, killed=True),
+    Case("1 M requests of one pass", 1_000_000, steps=1, rate=2500),
     Case("200 k passes, not paced", 200_000, rate=0),
     Case("20 k flushes of 20 passes", 400_000, flush_every=20),
 )
@@ -245,6 +247,8 @@ def record(case: Case, trace: Path) -> dict[str, Any]:
             break
         if case.rate:
             time.sleep(max(run.handed_over / case.rate - (time.perf_counter() - begun), 0))
+            while len(recorder._queue) > MOST_WAITING:
+                time.sleep(0.05)
     recorder.sync(60)
     parts = count_parts(trace)
     if case.killed:

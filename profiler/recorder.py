@@ -41,6 +41,8 @@ STRETCH = 16
 PAUSE_S = 0.0001
 #: After so long there is no time left to pause: the machine is busy, or more has come than can be settled politely.
 POLITE_S = 0.1
+#: Rows take more memory than events: of a long queue some are flushed before the next are settled.
+PENDING_ROWS = 4096
 
 
 class Recorder:
@@ -252,7 +254,7 @@ class Recorder:
 
     def _drain(self) -> None:
         """Settle what waits. What comes meanwhile waits for the next time, so that flushes are never put off."""
-        queue = self._queue
+        queue, writer = self._queue, self._open_writer()
         waiting = len(queue)
         polite_until = time.monotonic() + POLITE_S
         shed = waiting - SHED_TO if waiting > SHED_ABOVE else 0
@@ -264,6 +266,8 @@ class Recorder:
             self._settle(taken)
             if number % STRETCH == 0 and time.monotonic() < polite_until:
                 time.sleep(PAUSE_S)
+            if number % PENDING_ROWS == 0 and writer.pending_rows >= PENDING_ROWS:
+                writer.flush()
         self._settler.poll()
 
     def _settle(self, taken: Event | RawPass) -> None:

@@ -23,6 +23,7 @@ from phaseprof.events import (
 )
 from phaseprof.process import ProcessPlace
 from phaseprof.recorder import Recorder
+from phaseprof.records import ForwardPass
 from phaseprof.schema import SCHEMA_VERSION
 from phaseprof.settling.settler import Settler
 from phaseprof.trace.meta import ProcessMeta
@@ -130,6 +131,22 @@ def test_few_events_are_never_shed(run: Run) -> None:
     run.recorder.close()
     assert open_trace(run.trace).passes.num_rows == 90
     assert run.notes == []
+
+
+def test_rows_of_a_long_queue_do_not_pile_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "PENDING_ROWS", 10)
+    run.emit(generation(1, steps=90))
+    pending = []
+    put = TraceWriter.put_pass
+
+    def put_and_look(writer: TraceWriter, row: ForwardPass) -> None:
+        put(writer, row)
+        pending.append(writer.pending_rows)
+
+    monkeypatch.setattr(TraceWriter, "put_pass", put_and_look)
+    run.recorder.close()
+    assert max(pending) <= 20
+    assert open_trace(run.trace).passes.num_rows == 90
 
 
 def test_what_was_emitted_is_on_disk_after_a_sync(run: Run) -> None:
