@@ -15,6 +15,7 @@ from phaseprof.events import (
     Override,
     PassSeen,
     PromptKnown,
+    RowsEnded,
 )
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.records import Finish, ForwardPass, Request, Warmup
@@ -220,6 +221,47 @@ def test_assisted_generation(settler: Settler, rows: Rows) -> None:
     assert (second.phase, second.decode_tokens) == (Phase.DECODE, 5)
     assert (second.draft_tokens, second.accepted_tokens) == (4, 4)
     assert (last.draft_tokens, last.accepted_tokens) == (0, 0)
+
+
+def test_a_pass_on_another_cache_is_a_guest_of_the_call(settler: Settler, rows: Rows) -> None:
+    """Somebody runs the model on a cache of its own between two steps: a prompt of 3, and no request."""
+    generation(settler, 1)
+    prompt(settler, 1, 5)
+    settler.handle(seen(generation=1, query=5))
+    settler.handle(seen(generation=1, query=3, cache=2))
+    settler.handle(seen(generation=1, past=5))
+    settler.handle(GenerationEnded(1, next(_clock), None))
+    own, guest, step = rows.passes.values()
+    assert (own.prefill_tokens, step.decode_tokens) == (5, 1)
+    assert (guest.phase, guest.prefill_tokens) == (Phase.PREFILL, 3)
+    assert guest.slices[0].request_id == "p7.g1.c2.t0.r0"
+    assert set(rows.requests) == {"p7.g1.r0"}
+    assert rows.requests["p7.g1.r0"].output_tokens == 2
+
+
+def test_rows_that_a_criterion_ended(settler: Settler, rows: Rows) -> None:
+    """The first of two rows is ended after its first token; then nothing can be read any more."""
+    generation(settler, 1)
+    prompt(settler, 1, 5, rows=2)
+    settler.handle(seen(generation=1, rows=2, query=5))
+    settler.handle(RowsEnded(1, (0,)))
+    settler.handle(seen(generation=1, rows=2, past=5))
+    settler.handle(RowsEnded(1, None))
+    settler.handle(seen(generation=1, rows=2, past=6))
+    _, ended, unread = rows.passes.values()
+    assert (ended.decode_tokens, ended.padding_tokens) == (1, 1)
+    assert unread.padding_tokens is None
+    assert settler.padding_unread
+
+
+def test_a_state_without_a_cache_goes_on(settler: Settler, rows: Rows) -> None:
+    """The second pass computes one token, which without a cache it could not unless the state was kept."""
+    generation(settler, 1)
+    prompt(settler, 1, 5)
+    settler.handle(seen(generation=1, query=5, cache=0))
+    settler.handle(seen(generation=1, query=1, cache=0))
+    _, step = rows.passes.values()
+    assert (step.phase, step.slices[0].past, step.recomputed_tokens) == (Phase.DECODE, 5, 0)
 
 
 def test_a_verification_waits_for_the_next_pass(settler: Settler, rows: Rows) -> None:
