@@ -20,9 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: The state of the adapters of a model: what is active, disabled and merged, layer by layer of a kind.
-State = tuple[object, ...]
-
 _TUNER = "BaseTunerLayer"
 _WHOLE = "ModulesToSaveWrapper"
 #: Variants of LoRA that run the same two matrices for each token.
@@ -77,20 +74,6 @@ def base_of(module: Any) -> Any:
 def has_adapters(model: nn.Module) -> bool:
     """Whether a wrapper of PEFT stands anywhere in a model."""
     return any(is_wrapper(module) for module in model.modules())
-
-
-def adapter_state(model: Any) -> State:
-    """What is active, disabled and merged: changes with it. Empty for a model without adapters."""
-    return tuple(
-        (
-            id(module),
-            tuple(module.active_adapters),
-            bool(module.disable_adapters),
-            tuple(getattr(module, "merged_adapters", ())),
-        )
-        for module in model.modules()
-        if is_wrapper(module)
-    )
 
 
 def read_adapters(model: nn.Module) -> Adapters:

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from phaseprof.work.adapters import adapter_state, base_of, has_adapters, read_adapters
+from phaseprof.hooks.variants import AdapterState
+from phaseprof.work.adapters import base_of, has_adapters, read_adapters
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.walk import model_cost
 
@@ -102,20 +103,38 @@ def test_several_active_adapters_add_up() -> None:
 def test_merged_and_disabled_adapters_are_not_read() -> None:
     model = adapted(lora(4))
     base = model.get_base_model()
-    states = [adapter_state(base)]
     with model.disable_adapter():
-        states.append(adapter_state(base))
         assert flops(model_cost(base)) == flops(PLAIN) == counted_flops(model)
         assert model_cost(base).body_weight_bytes == PLAIN.body_weight_bytes
     model.merge_adapter()
-    states.append(adapter_state(base))
     assert flops(model_cost(base)) == flops(PLAIN) == counted_flops(model)
     assert model_cost(base).body_weight_bytes == PLAIN.body_weight_bytes
     model.unmerge_adapter()
-    assert adapter_state(base) == states[0]
-    assert len(set(states)) == 3
     assert flops(model_cost(base)) == counted_flops(model)
     assert model_cost(model.merge_and_unload()) == PLAIN
+
+
+def test_every_change_of_what_runs_is_noticed() -> None:
+    model = adapted(lora(4))
+    model.add_adapter("wide", lora(16))
+    base = model.get_base_model()
+    at_first = AdapterState.of(base)
+    assert at_first is not None
+    assert (at_first.active, at_first.holds()) == (("default",), True)
+    with model.disable_adapter():
+        assert not at_first.holds()
+    assert at_first.holds()
+    model.set_adapter("wide")
+    assert not at_first.holds()
+    model.set_adapter("default")
+    assert at_first.holds()
+    model.merge_adapter()
+    assert not at_first.holds()
+    model.unmerge_adapter()
+    assert at_first.holds()
+    model.merge_and_unload()
+    assert not at_first.holds()
+    assert AdapterState.of(base) is None
 
 
 def test_an_adapter_on_some_layers_on_the_head_and_a_copy_of_the_table() -> None:
@@ -179,7 +198,7 @@ def test_adapters_that_are_not_known_are_said_unless_they_do_nothing() -> None:
 def test_a_model_without_adapters_is_seen_as_it_is() -> None:
     model = llama()
     assert not has_adapters(model)
-    assert adapter_state(model) == ()
+    assert AdapterState.of(model) is None
     assert read_adapters(model).modules == dict(model.named_modules())
     assert base_of(model) is model
 

@@ -19,6 +19,9 @@ from phaseprof.work.walk import model_cost
 #: The fixture that runs a function under a session.
 Record = Callable[[Callable[[], Any]], Any]
 
+# Some versions of transformers compare the device of the ids with that of weights that are not there.
+pytestmark = pytest.mark.filterwarnings("ignore:You are calling .generate:UserWarning")
+
 PROMPT = torch.arange(3, 10).unsqueeze(0)
 
 

@@ -9,6 +9,7 @@ class name, the same tensors under the same names, and a forward that unpacks th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +30,19 @@ from phaseprof.work.walk import model_cost
 
 #: The fixture that runs a function under a session.
 Record = Callable[[Callable[[], Any]], Any]
+
+
+def has(module: str) -> bool:
+    """Whether this transformers has a module, and what that needs to be imported."""
+    try:
+        importlib.import_module(f"transformers.integrations.{module}")
+    except ImportError:
+        return False
+    return True
+
+
+needs_gguf = pytest.mark.skipif(not has("gguf.utils"), reason="transformers keeps no GGUF blocks")
+needs_fp8 = pytest.mark.skipif(not has("finegrained_fp8"), reason="FP8Linear needs triton here")
 Tensors = list[torch.Tensor]
 
 
@@ -324,7 +338,9 @@ def packed_layers(model: nn.Module) -> list[nn.Module]:
     return [m for p, m in model.named_modules() if p.rpartition(".")[2].endswith("_proj")]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=needs_gguf) if "GGUF" in n else n for n in FORMATS]
+)
 def test_a_packed_model_counts_what_it_holds_and_computes_what_it_did(
     name: str, record: Record
 ) -> None:
@@ -379,6 +395,7 @@ def test_a_packed_model_counts_what_it_holds_and_computes_what_it_did(
     assert [row[0] for row in unpacked.passes("flops")] == [row[2] for row in rows]
 
 
+@needs_gguf
 def test_the_bytes_of_keys_and_values_follow_the_activations_before_a_cache_was_seen() -> None:
     """2 heads of 16, keys and values, in one layer."""
     assert model_cost(quanto("qint4")).attention[0].kv_bytes_per_token == 64 * 2
@@ -398,6 +415,7 @@ def test_dynamic_quantization_counts_a_byte_for_each_weight() -> None:
     assert cost.parameters == expected.parameters
 
 
+@needs_fp8
 def test_fp8_layers_count_their_scales_and_compute_in_fp8() -> None:
     """The layer of transformers for fine-grained FP8; its kernels need a GPU, so that it is not run here."""
     from transformers.integrations.finegrained_fp8 import FP8Linear
@@ -421,6 +439,7 @@ def test_fp8_layers_count_their_scales_and_compute_in_fp8() -> None:
     assert cost.stored[0][0] == "float8_e4m3fn"
 
 
+@needs_gguf
 def test_experts_in_blocks_count_by_what_is_stored() -> None:
     from transformers import GptOssConfig
     from transformers.integrations.gguf.utils import GgufExperts
@@ -481,6 +500,7 @@ def test_buffers_of_other_modules_are_no_weights() -> None:
     assert packed_table(model.model.embed_tokens) is None
 
 
+@needs_gguf
 def test_the_report_says_how_many_bits_a_weight_takes(record: Record) -> None:
     model = with_gguf()
     prompt = torch.arange(3, 12).unsqueeze(0)
