@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,7 +43,7 @@ class Merge:
         self._folder = folder
         self._replaced = replaced
         self._left = deque(part.name for part in parts)
-        self._source: pq.ParquetFile | None = None
+        self._source: Any = None
         self._part = parts[0].name
         self._group = 0
         self._rows: list[pa.Table] = []
@@ -64,7 +65,7 @@ class Merge:
             return False
         if self._source is None:
             self._part = self._left.popleft()
-            self._source = pq.ParquetFile(str(self._folder / str(self._part)))
+            self._source = _open(self._folder / str(self._part))
             self._group = 0
         if self._group < self._source.num_row_groups:
             # One column after the other: several at once would each need their buffers.
@@ -108,6 +109,18 @@ class Merge:
             whole -= whole % ROW_GROUP
         self._writer.write_table(rows.slice(0, whole), row_group_size=ROW_GROUP)
         self._rows = [rows.slice(whole)] if whole < len(rows) else []
+
+
+def _open(part: Path) -> Any:
+    """A part to be read row group by row group, with memory from the system's allocator: Arrow's own, which
+    `ParquetFile` always uses, would keep a multiple of what a merge needs."""
+    try:
+        reader = pq.core.ParquetReader(memory_pool=pa.system_memory_pool())
+        reader.open(str(part), use_memory_map=False)
+    except (AttributeError, TypeError):
+        # Not a public name; other versions of pyarrow may have another.
+        return pq.ParquetFile(str(part))
+    return reader
 
 
 def _keep(rows: pa.Table, flags: Sequence[bool]) -> pa.Table:
