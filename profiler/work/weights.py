@@ -169,6 +169,8 @@ class _Reading:
 
     def _check(self, module: nn.Module, parameter: Tensor) -> None:
         name = type(parameter).__name__
+        if name == "DTensor" and all(leaf.shape == parameter.shape for leaf in leaves(parameter)):
+            return  # This rank holds all of it.
         if name == "DTensor":
             self.odd["weights that are distributed over ranks"] = None
         elif not is_known_tensor(parameter):

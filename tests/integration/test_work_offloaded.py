@@ -3,7 +3,7 @@ their shape, each once, as the same model in memory is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,10 @@ from typing import Any
 import accelerate
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from phaseprof.work.walk import model_cost
@@ -103,3 +106,23 @@ def test_the_meta_device_and_fake_tensors_count_by_shape(tied: bool) -> None:
         fake = llama(tied=tied)
         assert model_cost(fake) == plain
     assert plain.offloaded_bytes == 0
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[Any]:
+    """A group of one process, and a mesh over it."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_distributed_weights_of_one_rank_are_the_whole_model(one_process: Any) -> None:
+    model = llama()
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            shards = distribute_tensor(module.weight.data, one_process, [Shard(0)])
+            module.weight = torch.nn.Parameter(shards, requires_grad=False)
+    assert isinstance(model.lm_head.weight.data, DTensor)
+    assert model_cost(model) == model_cost(llama())
