@@ -264,6 +264,21 @@ def test_a_state_without_a_cache_goes_on(settler: Settler, rows: Rows) -> None:
     assert (step.phase, step.slices[0].past, step.recomputed_tokens) == (Phase.DECODE, 5, 0)
 
 
+def test_a_module_that_drafts_without_a_call_of_its_own(settler: Settler, rows: Rows) -> None:
+    """Heads that propose several tokens: they read the prompt, and serve no request."""
+    generation(settler, 1)
+    prompt(settler, 1, 9, speculative=True)
+    settler.handle(seen(generation=1, query=9))
+    settler.handle(seen(generation=1, model_id="d", query=9, cache=2))
+    settler.handle(seen(generation=1, past=9, query=3))
+    settler.handle(GenerationEnded(1, next(_clock), None, slots=11))
+    own, draft, verified = rows.passes.values()
+    assert (own.role, draft.role, draft.phase) == (Role.TARGET, Role.DRAFT, Phase.PREFILL)
+    assert (verified.draft_tokens, verified.accepted_tokens) == (2, 1)
+    assert set(rows.requests) == {"p7.g1.r0"}
+    assert rows.requests["p7.g1.r0"].output_tokens == 3
+
+
 def test_a_verification_waits_for_the_next_pass(settler: Settler, rows: Rows) -> None:
     """Until then accepted is unknown, and the row says that it may change."""
     generation(settler, 1)
