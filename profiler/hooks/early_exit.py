@@ -27,7 +27,7 @@ class EarlyExits:
         #: Entries of the first layers of a model, by identity and their number.
         self._shallow: dict[tuple[int, int], SeenModel] = {}
         #: Entries that were exchanged, by the number of the generate call.
-        self._whole: dict[int, SeenModel] = {}
+        self._whole: dict[int, SeenModel | None] = {}
 
     def enter(self, generation: Generation) -> None:
         """A generate call begins: called before its model is looked up."""
@@ -38,26 +38,28 @@ class EarlyExits:
             return
         if layers is None or layers == self._depths.get(id(model)):
             return
-        seen = self._models.seen
-        whole = seen.get(id(model))
-        if whole is None:
-            return
         shallow = self._shallow.get((id(model), layers))
-        if shallow is None or shallow.ref() is not model:
-            del seen[id(model)]
-            try:
-                shallow = self._models.find(model, outer)
-            finally:
-                seen[id(model)] = whole
+        if shallow is None or shallow.ref() is not model or not _as_before(shallow):
+            shallow = self._models.beside(model, f", its first {layers} layers")
             self._shallow[id(model), layers] = shallow
-        self._whole[generation.number] = whole
-        seen[id(model)] = shallow
+        # A model with adapters is in another book, that is looked into where this one has nothing.
+        self._whole[generation.number] = self._models.seen.get(id(model))
+        self._models.seen[id(model)] = shallow
 
     def leave(self, generation: Generation) -> None:
         """A generate call has ended."""
-        whole = self._whole.pop(generation.number, None)
-        if whole is not None:
+        if generation.number not in self._whole:
+            return
+        whole = self._whole.pop(generation.number)
+        if whole is None:
+            self._models.seen.pop(id(generation.model), None)
+        else:
             self._models.seen[id(generation.model)] = whole
+
+
+def _as_before(seen: SeenModel) -> bool:
+    """Whether the adapters of a model are still those that it was counted with."""
+    return seen.adapters is None or seen.adapters.holds()
 
 
 def _layers(model: Any) -> int | None:

@@ -170,7 +170,32 @@ class ModelBook:
         """The timers in use."""
         return tuple(timer for _, timer in self._devices.values() if timer is not None)
 
+    def beside(self, model: Any, what: str) -> SeenModel:
+        """Another entry of a model that is changed for the time being. Whoever asks for it puts it in its place.
+
+        Args:
+            model: The module, as it is now.
+            what: What is different, for its name.
+        """
+        with self._lock:
+            began = time.perf_counter_ns()
+            seen = self._make(model, model, what)
+            self.setup_ns += time.perf_counter_ns() - began
+        self._on_new(seen)
+        return seen
+
     def _add(self, model: Any, generating: Any) -> SeenModel:
+        seen = self._make(model, generating)
+        bare = self.pretrained is not None and isinstance(model, self.pretrained) and is_bare(model)
+        if seen.adapters is not None and not bare:
+            # Not in the book that hooks look into first: its state is asked for at each pass.
+            self._adapted.setdefault(id(model), []).insert(0, seen)
+        else:
+            (self._bare if bare else self.seen)[id(model)] = seen
+        self._on_new(seen)
+        return seen
+
+    def _make(self, model: Any, generating: Any, what: str = "") -> SeenModel:
         class_name = type(model).__name__
         self._numbers[class_name] += 1
         model_id = f"{class_name}-{self._numbers[class_name]}"
@@ -181,7 +206,7 @@ class ModelBook:
         adapters = AdapterState.of(model)
         meta = ModelMeta(
             model_id=model_id,
-            name=_name(model, class_name, adapters),
+            name=_name(model, class_name, adapters) + what,
             class_name=class_name,
             engine="transformers",
             device_key=device.key if device else "",
@@ -190,7 +215,7 @@ class ModelBook:
             cache_class=None,
             tensor_ranks=ranks,
         )
-        seen = SeenModel(
+        return SeenModel(
             model_id=model_id,
             encoder=_encodes(model, generating),
             encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
@@ -202,14 +227,6 @@ class ModelBook:
             aside="scoring" if _scores(model) else None,
             adapters=adapters,
         )
-        bare = self.pretrained is not None and isinstance(model, self.pretrained) and is_bare(model)
-        if adapters is not None and not bare:
-            # Not in the book that hooks look into first: its state is asked for at each pass.
-            self._adapted.setdefault(id(model), []).insert(0, seen)
-        else:
-            (self._bare if bare else self.seen)[id(model)] = seen
-        self._on_new(seen)
-        return seen
 
     def _gone(self, key: int, _: weakref.ref[Any]) -> None:
         # Runs before the address can be used again, so that an entry always is of a module that lives.

@@ -79,6 +79,28 @@ def test_the_whole_model_is_back_after_the_call(record: Callable[..., Any]) -> N
     assert last[-1][1] == next(model_id for _, model_id, role in last if role == "target")
 
 
+# PEFT asks transformers for names that it has deprecated.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_with_adapters_exits_early_too(record: Callable[..., Any]) -> None:
+    peft = pytest.importorskip("peft")
+    model = make_llama(3)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(model, config).eval()
+    ids = torch.arange(3, 3 + PROMPT)[None]
+    recorded = record(
+        lambda: wrapped.generate(
+            input_ids=ids, max_new_tokens=8, assistant_early_exit=1, do_sample=False
+        )
+    )
+    rows = recorded.passes("role", "model_id", "flops", "context_tokens", "logits_tokens")
+    # 4 x (32 + 32) elements of an adapter a layer; the first draft reads the whole prompt.
+    assert rows[0][0] == "draft" and rows[0][3] == PROMPT
+    first = model_cost(make_llama(1))
+    work = count(first, [Rows(0, PROMPT, 1)], logits_tokens=rows[0][4], layout=None)
+    assert rows[0][2] == work.flops + PROMPT * 2 * 4 * (32 + 32)
+    assert {role: model_id for role, model_id, *_ in rows}["target"] != rows[0][1]
+
+
 def test_transformers_still_lowers_the_number_in_the_config() -> None:
     source = inspect.getsource(EarlyExitCandidateGenerator.get_candidates)
     assert "config.num_hidden_layers" in source
