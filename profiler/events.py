@@ -12,6 +12,7 @@ from phaseprof.engine_events import EngineEvent
 from phaseprof.phases import Phase
 from phaseprof.routing import ExpertsChosen
 from phaseprof.timers import Span
+from phaseprof.vllm.events import WorkerEvent
 from phaseprof.work.count import Source
 
 
@@ -208,4 +209,5 @@ Event = (
     | VirtualTokens
     | ExpertsChosen
     | EngineEvent
+    | WorkerEvent
 )

@@ -22,6 +22,7 @@ from phaseprof.clock import Clock, read_pair
 from phaseprof.errors import NotMeasured, PhaseprofError, UsageError
 from phaseprof.events import ModelSeen, Override
 from phaseprof.hooks.models import SeenModel
+from phaseprof.hooks.sets import HookSet
 from phaseprof.hooks.state import Flags, ThreadState
 from phaseprof.hooks.transformers import TransformersHooks, always_masked
 from phaseprof.phases import Phase
@@ -29,12 +30,13 @@ from phaseprof.process import ProcessPlace, this_host
 from phaseprof.recorder import Recorder
 from phaseprof.schema import SCHEMA_VERSION
 from phaseprof.trace.meta import ModelMeta, ProcessMeta, SelfCost
+from phaseprof.vllm.hookset import VllmHooks
 from phaseprof.work.kv import with_layout
 
 log = logging.getLogger("phaseprof")
 
 #: Packages whose versions matter to a reader, where they are loaded.
-_VERSIONED = ("torch", "transformers", "accelerate", "pyarrow")
+_VERSIONED = ("torch", "transformers", "vllm", "accelerate", "pyarrow")
 
 _lock = threading.RLock()
 _current: Session | None = None
@@ -80,7 +82,7 @@ class Session:
             host=self._host,
         )
         self._recorder: Recorder | None = None
-        self._hooks: TransformersHooks | None = None
+        self._hooks: tuple[HookSet, ...] = ()
         #: It records the process until it ends, and blocks inside it join it.
         self.whole_process = False
 
@@ -108,23 +110,27 @@ class Session:
                 clock=self._clock,
                 meta=self._current_meta,
                 note=self.note,
-                passes_seen=lambda: self._hooks.handed_over if self._hooks else 0,
+                passes_seen=lambda: sum(hooks.handed_over for hooks in self._hooks),
             )
             self._recorder = recorder
             if not lazily:
                 recorder.start()
-            self._hooks = TransformersHooks(
-                emit=recorder.emit,
-                state=_state,
-                flags=_flags,
-                on_model=self._on_model,
-                note=self.note,
-                failed=self._failed,
+            self._hooks = tuple(
+                kind(
+                    emit=recorder.emit,
+                    state=_state,
+                    flags=_flags,
+                    on_model=self._on_model,
+                    note=self.note,
+                    failed=self._failed,
+                )
+                for kind in (TransformersHooks, VllmHooks)
             )
             try:
-                self._hooks.install(self._model)
+                for hooks in self._hooks:
+                    hooks.install(self._model)
             except BaseException:
-                self._hooks.remove()
+                self.abandon()
                 recorder.close()
                 raise
             _current = self
@@ -137,9 +143,8 @@ class Session:
             if _current is not self:
                 return
             _current = None
-        recorder, hooks = self._recorder, self._hooks
-        assert recorder is not None and hooks is not None
-        hooks.remove()
+        recorder = self.recorder
+        self.abandon()
         recorder.close()
         self._meta = replace(
             self._meta,
@@ -147,18 +152,18 @@ class Session:
             complete=True,
             clock=(self._clock.pair, read_pair()),
             self_cost=SelfCost(
-                passes=hooks.passes,
-                hook_ns=hooks.own_ns,
+                passes=sum(hooks.passes for hooks in self._hooks),
+                hook_ns=sum(hooks.own_ns for hooks in self._hooks),
                 writer_cpu_ns=recorder.cpu_ns,
-                setup_ns=hooks.setup_ns,
+                setup_ns=sum(hooks.setup_ns for hooks in self._hooks),
             ),
         )
         recorder.write_meta()
 
     def abandon(self) -> None:
-        """Leave the session to the parent process: in a forked child, only its hooks are ours to take off."""
-        if self._hooks is not None:
-            self._hooks.remove()
+        """Take the hooks off and leave the rest: in a forked child, the session is the parent process's."""
+        for hooks in self._hooks:
+            hooks.remove()
 
     @property
     def self_cost(self) -> SelfCost:
@@ -233,7 +238,7 @@ class Session:
             versions=_versions(),
             models=tuple(models),
             devices=tuple(devices.values()),
-            hooks=self._hooks.labels if self._hooks is not None else (),
+            hooks=tuple(label for hooks in self._hooks for label in hooks.labels),
             not_measured=tuple(self._notes),
         )
 

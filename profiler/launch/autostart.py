@@ -13,8 +13,16 @@ from phaseprof.hooks.imports import when_imported
 
 TRACE_VARIABLE = "PHASEPROF_TRACE"
 
-# Package of an engine: the module whose import says that a model can now be built.
-ENGINES = {"transformers": "transformers.modeling_utils"}
+# Package of an engine: the modules whose import says that a model can now be built, or that requests are scheduled.
+# vLLM imports its scheduler in its frontend as well, which runs it only with VLLM_ENABLE_V1_MULTIPROCESSING=0.
+ENGINES = {
+    "transformers": ("transformers.modeling_utils",),
+    "vllm": (
+        "vllm.v1.engine.core",
+        "vllm.v1.worker.gpu_model_runner",
+        "vllm.v1.worker.gpu.model_runner",
+    ),
+}
 
 
 def start(note: str) -> None:
@@ -26,13 +34,14 @@ def start(note: str) -> None:
     trace = os.environ.get(TRACE_VARIABLE, "")
     if not trace:
         return
-    for package, trigger in ENGINES.items():
-        _watch(package, trigger, note, trace)
+    for package, triggers in ENGINES.items():
+        _watch(package, triggers, note, trace)
 
 
-def _watch(package: str, trigger: str, note: str, trace: str) -> None:
+def _watch(package: str, triggers: tuple[str, ...], note: str, trace: str) -> None:
     when_imported(package, lambda module: append(note, "engine", package))
-    when_imported(trigger, lambda module: _start_recording(note, trace, package))
+    for trigger in triggers:
+        when_imported(trigger, lambda module: _start_recording(note, trace, package))
 
 
 def append(note: str, event: str, *facts: str) -> None:
@@ -59,8 +68,11 @@ def _start_recording(note: str, trace: str, engine: str) -> None:
 
         from phaseprof import session
 
-        session.start_process_session(Path(trace))
         running = session.current()
+        if running is None or not running.whole_process:
+            # Of vLLM's processes most run no model, and need leave no file: they begin with their first event.
+            session.start_process_session(Path(trace), lazily="vllm" in sys.modules)
+            running = session.current()
         if running is None:
             raise RuntimeError("the session did not start; the command's own stderr says why")
         if running.trace != Path(trace):
