@@ -328,8 +328,8 @@ def markdown() -> str:
         "wrong moment can leave a part beside the wider one that it was merged into. `phaseprof.open_trace` takes",
         "care of both, adds the column `rank` from the folder's name, and names the parts that cannot be read. A run",
         "that ends cleanly leaves one part a process and table (a very long one a few), and one row a key:",
-        "`SELECT ... FROM 'TRACE/passes/**/*.parquet'` is exact there. Ranks over which a model is split (`tensor_ranks` in the meta",
-        "files) each write the passes that they make together.",
+        "`SELECT ... FROM 'TRACE/passes/**/*.parquet'` is exact there. Ranks over which a model is split",
+        "(`tensor_ranks` in the meta files) each write the passes that they make together.",
     ]
     for table in TABLES:
         lines += ["", f"## {table.name}", "", f"One row is {table.row}."]
