@@ -159,7 +159,8 @@ class ModelBook:
 
     def changed(self, model: Any) -> None:
         """A module was given adapters: what it is a part of is another model from now on."""
-        for book in (self.seen, self._bare, self._adapted):
+        books: tuple[dict[int, Any], ...] = (self.seen, self._bare, self._adapted)
+        for book in books:
             for key, held in tuple(book.items()):
                 owner = (held[0] if isinstance(held, list) else held).ref()
                 if owner is not None and any(part is model for part in owner.modules()):

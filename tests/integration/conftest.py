@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +11,12 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# The helpers that lie beside the tests.
-if str(Path(__file__).parent) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from phaseprof.session import Session
 from phaseprof.trace.reader import Trace, open_trace
-
-# The cases of the table lie beside the tests, as modules that import each other.
-_CASES = str(Path(__file__).parent / "cases")
-if _CASES not in sys.path:
-    sys.path.insert(0, _CASES)
 
 EOS, PAD, BOS = 2, 0, 1
 
