@@ -12,7 +12,7 @@ from phaseprof.engine_events import EngineEvent
 from phaseprof.phases import Phase
 from phaseprof.routing import ExpertsChosen
 from phaseprof.timers import Span
-from phaseprof.vllm.events import WorkerEvent
+from phaseprof.vllm.events import StepRan, WorkerEvent
 from phaseprof.work.count import Source
 
 
@@ -194,6 +194,9 @@ class VirtualTokens(NamedTuple):
     cache: int
     slots: int
 
+
+#: The events that are passes, of which the hooks tell how many there were.
+PASSES = (PassSeen, StepRan)
 
 #: The fields of a `PassSeen` in their order: a plain tuple costs the hot path less to make.
 RawPass = tuple[Any, ...]

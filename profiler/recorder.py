@@ -19,7 +19,7 @@ from pathlib import Path
 from phaseprof.attribution import join_operators
 from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
-from phaseprof.events import Event, PassSeen, RawPass
+from phaseprof.events import PASSES, Event, PassSeen, RawPass
 from phaseprof.process import ProcessPlace, first_pass_id
 from phaseprof.records import Kernel
 from phaseprof.schema import KERNELS
@@ -276,7 +276,7 @@ class Recorder:
             # A named event is a tuple as well, of a class of its own.
             event: Event = PassSeen._make(taken) if type(taken) is tuple else taken  # type: ignore[assignment]
             name = type(event).__name__
-            self._passes += isinstance(event, PassSeen)
+            self._passes += isinstance(event, PASSES)
             self._settler.handle(event)
         except Exception as error:
             log.debug("an event could not be settled", exc_info=True)

@@ -25,6 +25,8 @@ from phaseprof.settling.generations import Generation, Generations
 from phaseprof.settling.loops import Loops
 from phaseprof.settling.rows import PassIds, PassRows, Sink, Tag
 from phaseprof.settling.serving import Serving
+from phaseprof.settling.steps import Steps
+from phaseprof.vllm.events import WorkerEvent
 
 
 class Settler:
@@ -49,6 +51,7 @@ class Settler:
         self._continuous = Continuous(
             self._rows, sink.put_request, offset_ns=offset_ns, process=process
         )
+        self._steps = Steps(self._rows)
         self._mask_unread = False
         self.packed_seen = False
 
@@ -86,6 +89,8 @@ class Settler:
             case CacheGone():
                 self._rows.forget_cache(event.cache)
                 self._loops.cache_gone(event)
+            case _ if isinstance(event, WorkerEvent):
+                self._steps.handle(event)
             case _ if isinstance(event, EngineEvent):
                 self._continuous.handle(event)
 
@@ -106,6 +111,7 @@ class Settler:
         self._rows.poll()
         self._loops.finish(now_ns)
         self._continuous.finish()
+        self._steps.finish()
 
     def _passed(self, event: PassSeen) -> None:
         ids = self._rows.begin(event)

@@ -47,6 +47,7 @@ class StepRan(NamedTuple):
         cached: The ids of the others, parallel with `computed`.
         computed: Their tokens in the cache before the step, as the scheduler believes: without the rejections that it
             does not know yet.
+        outputs: Tokens that they have got, parallel with `cached`, by the same belief.
         resumed: Those of `cached` that come back after they were preempted.
         finished: Requests that ended since the last step.
         sampled: The tokens that it gave; None where they are not there yet (`fetched`), or where there are none.
@@ -76,6 +77,7 @@ class StepRan(NamedTuple):
     new: Sequence[Any]
     cached: Sequence[str]
     computed: Sequence[int]
+    outputs: Sequence[int]
     resumed: AbstractSet[str]
     finished: AbstractSet[str]
     sampled: Sampled | None

@@ -54,7 +54,7 @@ _SCHEDULED = (
     "finished_req_ids",
 )
 _NEW = ("req_id", "prompt_token_ids", "num_computed_tokens", "sampling_params")
-_CACHED = ("req_ids", "resumed_req_ids", "num_computed_tokens")
+_CACHED = ("req_ids", "resumed_req_ids", "num_computed_tokens", "num_output_tokens")
 _OUTPUT = ("req_ids", "sampled_token_ids")
 
 
@@ -71,6 +71,7 @@ class _Open:
         "graph",
         "mark",
         "new",
+        "outputs",
         "padded",
         "profiled",
         "resumed",
@@ -100,6 +101,7 @@ class _Open:
         self.new = output.scheduled_new_reqs
         self.cached = cached.req_ids
         self.computed = cached.num_computed_tokens
+        self.outputs = cached.num_output_tokens
         self.resumed = cached.resumed_req_ids
         self.finished = output.finished_req_ids
         self.start_ns = self.executed_ns = self.ended_ns = 0
@@ -407,7 +409,11 @@ class WorkerHook:
                 if seen is not None and output.finished_req_ids:
                     self._emit(StepSkipped(seen.number, output.finished_req_ids))
                 return None
-            seen = self._runners.seen.get(id(runner)) or self._runners.find(runner)
+            seen = self._runners.seen.get(id(runner))
+            if seen is None:
+                before = self._runners.setup_ns
+                seen = self._runners.find(runner)
+                self.own_ns -= self._runners.setup_ns - before
             opened = _Open(seen, output, here.native_id, self._flags)
         except Exception as failure:
             self._failed("reading a step of vLLM", failure)
@@ -483,6 +489,7 @@ class WorkerHook:
                 opened.new,
                 opened.cached,
                 opened.computed,
+                opened.outputs,
                 opened.resumed,
                 opened.finished,
                 sampled,
