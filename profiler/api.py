@@ -24,6 +24,7 @@ from phaseprof.session import Session, current, profiled_passes
 from phaseprof.trace.meta import Ceilings
 from phaseprof.trace.reader import Trace, open_trace
 from phaseprof.trace.writer import meta_path, write_json
+from phaseprof.vllm.engines import EngineSessions, is_engine
 
 
 class PrintableReport(Report):
@@ -40,8 +41,9 @@ class Profile:
         trace_path: The trace's folder.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, others: EngineSessions | None = None) -> None:
         self._session = session
+        self._others = others
         self.trace_path = session.trace
 
     @property
@@ -51,7 +53,7 @@ class Profile:
         Raises:
             TraceError: If it cannot be read.
         """
-        self._session.recorder.sync()
+        self._sync()
         return open_trace(self.trace_path)
 
     def report(self, *, calibrate: bool = True) -> PrintableReport:
@@ -64,8 +66,13 @@ class Profile:
             TraceError: If the trace cannot be read.
             EmptyRunError: If no forward pass was seen.
         """
-        self._session.recorder.sync()
+        self._sync()
         return load_report(self.trace_path, calibrate=calibrate)
+
+    def _sync(self) -> None:
+        self._session.recorder.sync()
+        if self._others is not None:
+            self._others.sync()
 
     @contextlib.contextmanager
     def operator_window(self) -> Iterator[None]:
@@ -101,31 +108,40 @@ def profile(
     """Record the forward passes of a block.
 
     Every transformers model of this process is seen, whether it exists already or not, and none is changed: the hooks
-    sit on two classes of the library for the time of the block.
+    sit on two classes of the library for the time of the block. An offline `vllm.LLM` is followed into the processes of
+    its engine, which write into the same trace.
 
     Under `phaseprof run` the process is recorded already: the block joins that trace, and `trace` and `workload` have
     no effect.
 
     Args:
-        model: A module of your own that is not a transformers model, to be watched as well.
+        model: A module of your own that is not a transformers model, to be watched as well; or a `vllm.LLM`.
         trace: Where to write the trace; ``phaseprof-<local time>`` in the current folder by default.
         workload: Facts about the run that a reader should see.
 
     Raises:
-        UsageError: If a session runs in this process already.
+        UsageError: If a session runs in this process already, or the engine is not an offline one.
         TraceError: If the trace cannot be written.
     """
+    engine = model if is_engine(model) else None
     running = current()
     if running is not None and running.whole_process:
         yield Profile(running)
         return
     session = Session(
-        Path(trace) if trace is not None else default_trace_path(), model=model, workload=workload
+        Path(trace) if trace is not None else default_trace_path(),
+        model=None if engine is not None else model,
+        workload=workload,
     )
     session.start()
+    others = EngineSessions(engine, session) if engine is not None else None
     try:
-        yield Profile(session)
+        if others is not None:
+            others.begin()
+        yield Profile(session, others)
     finally:
+        if others is not None:
+            others.end()
         session.stop()
 
 

@@ -81,3 +81,9 @@ def _start_recording(note: str, trace: str, engine: str) -> None:
         append(note, "failed", engine, f"{type(error).__name__}: {error}")
         raise
     append(note, "recording", engine)
+    if engine == "vllm":
+        from phaseprof.vllm.plugin import left_out
+
+        missing = left_out()
+        if missing is not None:
+            running.note(missing)

@@ -1,0 +1,123 @@
+"""The plugin that vLLM loads in each of its processes (entry point group ``vllm.general_plugins``).
+
+It is dormant: of a run that nobody records it only leaves a method on two classes of vLLM, by which a later
+`phaseprof.profile(llm)` reaches the engine core and the workers, and which nothing else calls. Where `PHASEPROF_TRACE`
+names a trace, recording begins, unless the start-up hook of `phaseprof run` has seen to that; it does not reach the
+workers that Ray starts on its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from phaseprof.errors import NotMeasured
+
+GROUP = "vllm.general_plugins"
+NAME = "phaseprof"
+#: The method that a client of the engine calls by its name.
+METHOD = "phaseprof_session"
+
+#: Classes that are asked for a method by its name: module and name.
+_REACHED = (
+    ("vllm.v1.engine.core", "EngineCore"),
+    ("vllm.v1.worker.worker_base", "WorkerWrapperBase"),
+)
+
+#: The session of this process that a block in another one has asked for.
+_begun: Any = None
+
+
+def register() -> None:
+    """Called by vLLM, in one process perhaps several times. Never raises into it."""
+    try:
+        _record_if_asked()
+        from phaseprof.hooks.imports import when_imported
+
+        for module, name in _REACHED:
+            when_imported(module, partial(_leave_method, name))
+    except Exception as error:
+        import logging
+
+        logging.getLogger("phaseprof").warning(
+            "phaseprof: its plugin is left out, vLLM goes on: %s: %s", type(error).__name__, error
+        )
+
+
+def left_out() -> NotMeasured | None:
+    """What `VLLM_PLUGINS` costs if it is set without our name; None if it is not."""
+    named = os.environ.get("VLLM_PLUGINS")
+    if named is None or NAME in named.split(","):
+        return None
+    return NotMeasured(
+        "processes of vLLM that only its plugins reach (Ray's workers; with `phaseprof.profile(llm)`, all)",
+        f"VLLM_PLUGINS={named or '(empty)'} leaves phaseprof's plugin out",
+        f"set VLLM_PLUGINS={named + ',' if named else ''}{NAME}, or unset it",
+    )
+
+
+def is_installed() -> bool:
+    """Whether vLLM in this environment finds the plugin. An install that is older than the plugin lacks it."""
+    return any(entry.name == NAME for entry in metadata.entry_points(group=GROUP))
+
+
+def is_registered() -> bool:
+    """Whether vLLM has loaded the plugin in this process."""
+    module = sys.modules.get(_REACHED[0][0])
+    return hasattr(getattr(module, _REACHED[0][1], None), METHOD)
+
+
+def _record_if_asked() -> None:
+    # The start-up hook of `phaseprof run` has imported this module, if there was one.
+    if os.environ.get("PHASEPROF_TRACE") and "phaseprof.launch.autostart" not in sys.modules:
+        from phaseprof.launch import autostart
+
+        autostart.start("")
+
+
+def _leave_method(name: str, module: Any) -> None:
+    owner = getattr(module, name, None)
+    if isinstance(owner, type) and METHOD not in vars(owner):
+        setattr(owner, METHOD, phaseprof_session)
+
+
+def phaseprof_session(owner: Any, action: str, trace: str) -> str:
+    """Begin or end the recording of this process, or write what waits, for a block in another one.
+
+    Args:
+        owner: The engine core, or the wrapper of a worker. Not used.
+        action: ``begin``, ``sync`` or ``end``.
+        trace: Absolute path of the trace's folder.
+
+    Returns:
+        Empty, or why this process is not recorded: what raises here would be logged by vLLM as an error of its own.
+    """
+    global _begun
+    from phaseprof import session
+
+    try:
+        running = session.current()
+        if action == "end":
+            if running is not None and running is _begun:
+                running.stop()
+            _begun = None
+            return ""
+        if action == "sync":
+            if running is not None:
+                running.recorder.sync()
+            return ""
+        if running is None:
+            begun = session.Session(Path(trace))
+            begun.start(lazily=True)
+            _begun = begun
+            return ""
+        # The engine may live in the process of the block.
+        if running.trace.absolute() == Path(trace):
+            return ""
+        return f"it is recorded already, into {running.trace}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
