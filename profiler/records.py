@@ -119,11 +119,32 @@ class Request:
     finish: Finish | None
     warmup: Warmup | None = None
     profiled: bool = False
+    itl_steps: tuple[int, ...] | None = None
+    client_id: str | None = None
+    preemptions: int | None = None
 
     @property
     def may_change(self) -> bool:
         """A request that runs is put again when it ends."""
         return self.finish is None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One step of a serving engine's scheduler: a row of the `steps` table."""
+
+    engine: int
+    step: int
+    model_id: str
+    start_ns: int
+    schedule_ns: int
+    execute_ns: int | None
+    update_ns: int | None
+    running: int
+    waiting: int
+    preempted: int
+    scheduled_tokens: int
+    kv_usage: float | None
 
 
 @dataclass(frozen=True, slots=True)

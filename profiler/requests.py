@@ -20,7 +20,8 @@ class Served:
         arrival_ns: When the caller asked, monotonic clock.
         max_output: Limit of tokens for a row; None if not known.
         first_start_ns: Begin of the first pass; None before it.
-        token_ns: When each token was there, one entry for each pass that yielded one, monotonic clock.
+        token_ns: When each token of a row that went on to the end was there, monotonic clock.
+        token_steps: The step of the pass that yielded it.
         outputs: Tokens that each row got.
         warmup: The strongest reason of its passes to keep them out of steady-state figures.
         profiled: A costly collector ran during one of them.
@@ -33,6 +34,7 @@ class Served:
     max_output: int | None = None
     first_start_ns: int | None = None
     token_ns: list[int] = field(default_factory=list)
+    token_steps: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     warmup: Warmup | None = None
     profiled: bool = False
@@ -44,15 +46,18 @@ class Served:
             self.first_start_ns = start_ns
             self.outputs = [0] * len(self.batch.request_ids)
 
-    def yielded(self, end_ns: int, tokens: int = 1) -> None:
+    def yielded(self, end_ns: int, step: int, tokens: int = 1) -> None:
         """A pass ended that yields tokens for every row that goes on."""
-        self.token_ns.append(end_ns)
+        self.token_ns += [end_ns] * tokens
+        self.token_steps += [step] * tokens
         for row in range(len(self.outputs)):
             if row not in self.batch.finished:
                 self.outputs[row] += tokens
 
     def accepted(self, tokens: int) -> None:
         """The pass before yielded that many accepted drafts besides its own token."""
+        self.token_ns += self.token_ns[-1:] * tokens
+        self.token_steps += self.token_steps[-1:] * tokens
         for row in range(len(self.outputs)):
             if row not in self.batch.finished:
                 self.outputs[row] += tokens
@@ -60,6 +65,7 @@ class Served:
     def retract(self) -> None:
         """The prompt goes on: what was yielded so far were not its tokens."""
         self.token_ns.clear()
+        self.token_steps.clear()
         self.outputs = [0] * len(self.outputs)
 
     def note(self, row: ForwardPass) -> None:
@@ -84,7 +90,6 @@ class Served:
             longest = max(outputs)
             times = self.token_ns[:longest] if longest else []
             first_ns = times[0] if times else None
-            steps = len(times) - 1
             yield Request(
                 request_id=request_id,
                 model_id=self.model_id,
@@ -97,8 +102,9 @@ class Served:
                 cached_tokens=self.batch.cached_tokens(rows[0]),
                 output_tokens=sum(outputs),
                 ttft_ns=_minus(first_ns, self.arrival_ns),
-                tpot_ns=(times[-1] - times[0]) // (longest - 1) if steps > 0 else None,
+                tpot_ns=(times[-1] - times[0]) // (len(times) - 1) if len(times) > 1 else None,
                 itl_ns=tuple(after - before for before, after in pairwise(times)),
+                itl_steps=tuple(self.token_steps[1 : len(times)]),
                 finish=self._finish(longest, finished_ns, error, known_end),
                 warmup=self.warmup,
                 profiled=self.profiled,

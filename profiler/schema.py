@@ -224,25 +224,30 @@ PASSES = TableSpec(
 
 REQUESTS = TableSpec(
     name="requests",
-    row="one request (one row of the batch that a caller passed)",
+    row="one request: a row of the batch that a caller passed, or an answer that a client of a serving engine asked for",
     key="request_id",
     columns=(
         Column("request_id", _TEXT, "Unique in the trace."),
         Column("model_id", _TEXT, "Which model served it."),
         Column("arrival_ns", _I64, "When the caller asked, Unix ns."),
         Column(
-            "queue_ns", _I64, "Time from arrival to the begin of its first pass.", nullable=True
+            "queue_ns",
+            _I64,
+            "Time from arrival to the begin of its first pass; of a serving engine, until it has decided to run it.",
+            nullable=True,
         ),
         Column(
             "first_token_ns",
             _I64,
-            "End of the pass that yields its first token, Unix ns.",
+            "End of the pass that yields its first token, Unix ns; of a serving engine, when it hands the token over.",
             nullable=True,
         ),
         Column("finished_ns", _I64, "When it ended, Unix ns; null while it runs.", nullable=True),
         Column("sequences", _I64, "Sequences computed for it: beams or returned sequences."),
         Column("prompt_tokens", _I64, "Prompt of one sequence, padding not counted."),
-        Column("cached_tokens", _I64, "Tokens of the prompt found in the cache at its first pass."),
+        Column(
+            "cached_tokens", _I64, "Tokens of the prompt found in the cache, not computed for it."
+        ),
         Column("output_tokens", _I64, "Generated tokens, summed over its sequences."),
         Column("ttft_ns", _I64, "Time to first token: first_token_ns - arrival_ns.", nullable=True),
         Column(
@@ -254,7 +259,8 @@ REQUESTS = TableSpec(
         Column(
             "itl_ns",
             pa.list_(pa.field("item", _I64, nullable=False)),
-            "Inter-token latencies, one for each pass that yielded a token after the first.",
+            "Inter-token latencies, one for each token after the first. Of several tokens that one step yields, the "
+            "first has the time since the step before that yielded one, the others 0.",
         ),
         Column(
             "finish", _TEXT, f"How it ended: {_values(Finish)}; null while it runs.", nullable=True
@@ -269,6 +275,67 @@ REQUESTS = TableSpec(
             "profiled",
             _BOOL,
             "A costly collector ran during one of its passes: kept out of latency figures.",
+        ),
+        Column(
+            "itl_steps",
+            pa.list_(pa.field("item", _I64, nullable=False)),
+            "The `step` (in `passes`, and in `steps`) that yielded each of those tokens, in the order of `itl_ns`; "
+            "null in a trace that was written without it.",
+            nullable=True,
+        ),
+        Column(
+            "client_id",
+            _TEXT,
+            "The id under which the client sent it to a serving engine; several rows share it where it asked for "
+            "several answers. Null without such an engine.",
+            nullable=True,
+        ),
+        Column(
+            "preemptions",
+            _I64,
+            "How often the scheduler took its cache away and put it back into the queue; null without a scheduler that "
+            "does.",
+            nullable=True,
+        ),
+    ),
+)
+
+STEPS = TableSpec(
+    name="steps",
+    row="one step of a serving engine's scheduler that scheduled a token",
+    key="",
+    columns=(
+        Column("engine", _I64, "Number of the engine in its process, from 1."),
+        Column(
+            "step",
+            _I64,
+            "Number of the step in its engine, from 0: with `rank` and `model_id` it joins `passes.step`.",
+        ),
+        Column("model_id", _TEXT, "Which model; as in `passes`."),
+        Column("start_ns", _I64, "The scheduler was asked what to run, Unix ns."),
+        Column("schedule_ns", _I64, "Time that it took to decide."),
+        Column(
+            "execute_ns",
+            _I64,
+            "From then until the step's output was there: dispatch, waiting for earlier steps, and the pass itself; "
+            "null if it never came.",
+            nullable=True,
+        ),
+        Column(
+            "update_ns",
+            _I64,
+            "Time that the scheduler took to hand the tokens over and to see who ended; null likewise.",
+            nullable=True,
+        ),
+        Column("running", _I64, "Requests that were being served after the decision."),
+        Column("waiting", _I64, "Requests that were waiting after it."),
+        Column("preempted", _I64, "Requests that were preempted since the step before."),
+        Column("scheduled_tokens", _I64, "Tokens that the step computes."),
+        Column(
+            "kv_usage",
+            pa.float64(),
+            "Share of the KV cache's blocks in use after the decision, 0 to 1; null if not known.",
+            nullable=True,
         ),
     ),
 )
@@ -307,7 +374,7 @@ SAMPLES = TableSpec(
     ),
 )
 
-TABLES: tuple[TableSpec, ...] = (PASSES, REQUESTS, KERNELS, SAMPLES)
+TABLES: tuple[TableSpec, ...] = (PASSES, REQUESTS, STEPS, KERNELS, SAMPLES)
 
 
 def markdown() -> str:

@@ -46,6 +46,7 @@ class _Request:
         cached: Tokens of the prompt that were in the cache; None before its first step.
         first_start_ns: Begin of its first pass.
         token_ns: When each token was there.
+        token_steps: The step of the pass that yielded it.
         finish: How it ended.
         warmup: The strongest reason of its passes to keep them out of steady-state figures.
         profiled: A costly collector ran during one of them.
@@ -63,6 +64,7 @@ class _Request:
     cached: int | None = None
     first_start_ns: int | None = None
     token_ns: list[int] = field(default_factory=list)
+    token_steps: list[int] = field(default_factory=list)
     finish: Finish | None = None
     warmup: Warmup | None = None
     profiled: bool = False
@@ -98,6 +100,7 @@ class _Request:
             ttft_ns=None if first is None else first - self.arrival_ns,
             tpot_ns=(times[-1] - times[0]) // (len(times) - 1) if len(times) > 1 else None,
             itl_ns=tuple(after - before for before, after in pairwise(times)),
+            itl_steps=tuple(self.token_steps[1:]),
             finish=self.finish,
             warmup=self.warmup,
             profiled=self.profiled,
@@ -364,8 +367,8 @@ class Continuous:
             ended = False
             if taken is not None:
                 request.outputs += taken.tokens[index]
-                if taken.tokens[index]:
-                    request.token_ns.append(taken.at_ns)
+                request.token_ns += [taken.at_ns] * taken.tokens[index]
+                request.token_steps += [row.step] * taken.tokens[index]
                 ended = taken.ended[index]
             if ended:
                 full = request.outputs == request.max_output

@@ -69,7 +69,7 @@ class Serving:
             if event.cache:
                 self.on_cache[event.cache] = batch
             if batch.end >= batch.prompt:
-                served.yielded(event.end_ns)
+                served.yielded(event.end_ns, ids.step)
         if first:
             self.put_requests(served, finished_ns=None)
         return row

@@ -67,13 +67,16 @@ def _strings(values: Sequence[Any]) -> pa.Array:
 
 
 def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    validity, nulls = _validity(values)
+    if nulls:
+        values = [() if value is None else value for value in values]
     offsets = array("i", accumulate(map(len, values), initial=0))
     flat = list(chain.from_iterable(values))
     return pa.Array.from_buffers(
         kind,
         len(values),
-        [None, pa.py_buffer(offsets)],
-        0,
+        [validity, pa.py_buffer(offsets)],
+        nulls,
         children=[to_column(flat, kind.value_type)],
     )
 

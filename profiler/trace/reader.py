@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from phaseprof.errors import TraceError
-from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, SCHEMA_VERSION, TableSpec
+from phaseprof.schema import PASSES, SCHEMA_VERSION, STEPS, TABLES, TableSpec
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.forms import Form, Lean, is_name
 from phaseprof.trace.meta import ProcessMeta
@@ -39,8 +39,8 @@ class Trace:
 
     Attributes:
         path: The folder.
-        passes, requests, kernels, samples: Arrow tables with the columns of `phaseprof.schema` and a column ``rank``;
-            passes by their ids, so that those of a process are in order.
+        passes, requests, steps, kernels, samples: Arrow tables with the columns of `phaseprof.schema` and a column
+            ``rank``; passes by their ids, so that those of a process are in order.
         metas: One a process.
         damage: Parts that could not be read, one sentence each.
         size_bytes: Size of the folder.
@@ -54,6 +54,9 @@ class Trace:
     metas: tuple[ProcessMeta, ...]
     damage: tuple[str, ...]
     size_bytes: int
+    steps: pa.Table = field(
+        default_factory=lambda: Form.of(STEPS, frozenset(), lean=False).no_rows()
+    )
 
     @property
     def cut_off(self) -> bool:
@@ -112,7 +115,7 @@ def _read_tables(
         omitted = lean.without if cut_off else lean.without | lean.without_if_whole
     return {
         spec.name: _read_table(folder, Form.of(spec, omitted, lean is not None), damage)
-        for spec in (PASSES, REQUESTS, KERNELS, SAMPLES)
+        for spec in TABLES
     }
 
 

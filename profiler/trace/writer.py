@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from phaseprof.errors import TraceError
-from phaseprof.records import ForwardPass, Kernel, Request
-from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, TableSpec
+from phaseprof.records import EngineStep, ForwardPass, Kernel, Request
+from phaseprof.schema import TABLES, TableSpec
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.merging import Merge, with_schema
 from phaseprof.trace.meta import ProcessMeta
@@ -55,10 +55,7 @@ class TraceWriter:
         self.host = host
         try:
             (path / "meta").mkdir(parents=True, exist_ok=True)
-            self._tables = {
-                spec.name: _TableWriter(path, spec, rank, pid, host)
-                for spec in (PASSES, REQUESTS, KERNELS, SAMPLES)
-            }
+            self._tables = {spec.name: _TableWriter(path, spec, rank, pid, host) for spec in TABLES}
         except OSError as error:
             raise TraceError(
                 f"The trace cannot be written to {path}: {error.strerror or error}.",
@@ -90,6 +87,10 @@ class TraceWriter:
     def put_request(self, row: Request) -> None:
         """Add a request, or replace the one with its id."""
         self._tables["requests"].put(row.request_id, row)
+
+    def put_step(self, row: EngineStep) -> None:
+        """Add a step of an engine's scheduler; each is put once."""
+        self._tables["steps"].put((row.engine, row.step), row)
 
     def put_rows(self, table: str, rows: pa.Table) -> None:
         """Add Arrow rows to a table without keys (kernels, samples)."""
@@ -316,7 +317,9 @@ class _TableWriter:
         return self._trace / f".{self._spec.name}-{self._folder.name}-{name}.tmp"
 
 
-def to_arrow(rows: Iterable[ForwardPass | Request | Kernel], schema: pa.Schema) -> pa.Table:
+def to_arrow(
+    rows: Iterable[ForwardPass | Request | EngineStep | Kernel], schema: pa.Schema
+) -> pa.Table:
     """Rows of one kind as an Arrow table; tuples of dataclasses become lists of structs."""
     listed = list(rows)
     built = [to_column(list(map(attrgetter(field.name), listed)), field.type) for field in schema]

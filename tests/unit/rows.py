@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phaseprof.phases import Phase, Role, TagSource
-from phaseprof.records import Finish, ForwardPass, Request, Slice
+from phaseprof.records import EngineStep, Finish, ForwardPass, Request, Slice
 
 START_NS = 1_700_000_000 * 10**9
 
@@ -62,6 +62,26 @@ def request(request_id: str = "p1.g1.r0", **changes: Any) -> Request:
         "ttft_ns": 20_000_000,
         "tpot_ns": 10_000_000,
         "itl_ns": (10_000_000, 10_000_000),
+        "itl_steps": (1, 2),
         "finish": Finish.LENGTH,
     }
     return Request(**{**columns, **changes})
+
+
+def engine_step(step: int = 0, **changes: Any) -> EngineStep:
+    """A step of two requests, 10 ms after the one before: 1 ms to schedule, 8 to execute, 0.5 to update."""
+    columns: dict[str, Any] = {
+        "engine": 1,
+        "step": step,
+        "model_id": "m0",
+        "start_ns": START_NS + step * 10_000_000,
+        "schedule_ns": 1_000_000,
+        "execute_ns": 8_000_000,
+        "update_ns": 500_000,
+        "running": 2,
+        "waiting": 0,
+        "preempted": 0,
+        "scheduled_tokens": 2,
+        "kv_usage": 0.25,
+    }
+    return EngineStep(**{**columns, **changes})

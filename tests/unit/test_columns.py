@@ -87,6 +87,7 @@ def test_values_and_nulls_come_back(kind: pa.DataType, data: st.DataObject) -> N
         (["", "é", "漢字", "🂡", "a\x00b", None], pa.string()),
         ([(), (1,), (), (-(2**63), 2)], INTEGERS),
         ([(), ()], SLICES),
+        ([(1, 2), None, (), None, (3,)], INTEGERS),
     ],
     ids=str,
 )

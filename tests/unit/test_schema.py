@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from phaseprof.phases import Phase, Role, TagSource
-from phaseprof.records import Finish, ForwardPass, Kernel, Request, Slice, Warmup
+from phaseprof.records import EngineStep, Finish, ForwardPass, Kernel, Request, Slice, Warmup
 from phaseprof.schema import (
     KERNELS,
     PASSES,
@@ -23,6 +23,7 @@ from phaseprof.schema import (
     SAMPLES,
     SCHEMA_VERSION,
     SLICE_TYPE,
+    STEPS,
     TABLES,
     TableSpec,
     markdown,
@@ -30,8 +31,13 @@ from phaseprof.schema import (
 
 PAGE = Path(__file__).parents[2] / "docs" / "trace-schema.md"
 #: Fields of a row that are not stored.
-NOT_STORED = {ForwardPass: {"may_change"}, Request: set(), Kernel: {"thread_id"}}
-STORED = [(ForwardPass, PASSES), (Request, REQUESTS), (Kernel, KERNELS)]
+NOT_STORED = {
+    ForwardPass: {"may_change"},
+    Request: set(),
+    EngineStep: set(),
+    Kernel: {"thread_id"},
+}
+STORED = [(ForwardPass, PASSES), (Request, REQUESTS), (EngineStep, STEPS), (Kernel, KERNELS)]
 
 
 def test_the_docs_page_is_the_generated_one() -> None:
@@ -97,6 +103,8 @@ def arrow_type(hint: Any) -> tuple[pa.DataType, bool]:
         return pa.bool_(), False
     if hint is int:
         return pa.int64(), False
+    if hint is float:
+        return pa.float64(), False
     assert issubclass(hint, str)
     return pa.string(), False
 
@@ -161,6 +169,8 @@ def test_no_text_of_a_prompt_has_a_column() -> None:
         "requests.model_id",
         "requests.finish",
         "requests.warmup",
+        "requests.client_id",
+        "steps.model_id",
         "kernels.name",
         "kernels.device",
         "kernels.source",

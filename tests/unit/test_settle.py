@@ -159,6 +159,7 @@ def test_latencies_of_a_request(settler: Settler, rows: Rows) -> None:
     assert request.queue_ns == events[0].start_ns - arrival
     assert request.ttft_ns == events[0].end_ns - arrival
     assert request.itl_ns == (10 * MS, 10 * MS)
+    assert request.itl_steps == (1, 2)
     assert request.tpot_ns == 10 * MS
     assert request.output_tokens == 3
     assert request.finished_ns == ended + OFFSET
@@ -221,6 +222,13 @@ def test_assisted_generation(settler: Settler, rows: Rows) -> None:
     assert (second.phase, second.decode_tokens) == (Phase.DECODE, 5)
     assert (second.draft_tokens, second.accepted_tokens) == (4, 4)
     assert (last.draft_tokens, last.accepted_tokens) == (0, 0)
+    settler.handle(GenerationEnded(1, next(_clock), None))
+    request = rows.requests["p7.g1.r0"]
+    # The three passes yield 3, 5 and 1 tokens: the first of each waits for its pass, the others for nothing.
+    gaps = second.end_ns - first.end_ns, last.end_ns - second.end_ns
+    assert request.itl_ns == (0, 0, gaps[0], 0, 0, 0, 0, gaps[1])
+    assert request.itl_steps == (0, 0, 1, 1, 1, 1, 1, 2)
+    assert (request.output_tokens, request.tpot_ns) == (9, sum(gaps) // 8)
 
 
 def test_a_pass_on_another_cache_is_a_guest_of_the_call(settler: Settler, rows: Rows) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rows import forward_pass, request
+from rows import engine_step, forward_pass, request
 
 from phaseprof.errors import TraceError
 from phaseprof.phases import Phase
@@ -452,6 +452,7 @@ def test_every_table_can_be_written(spec: Any, writer: TraceWriter, trace: Path)
     rows = {
         "passes": lambda: writer.put_pass(forward_pass()),
         "requests": lambda: writer.put_request(request()),
+        "steps": lambda: writer.put_step(engine_step()),
         "kernels": lambda: writer.put_rows("kernels", kernels(1)),
         "samples": lambda: writer.put_rows(
             "samples",
