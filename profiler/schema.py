@@ -224,7 +224,7 @@ PASSES = TableSpec(
 
 REQUESTS = TableSpec(
     name="requests",
-    row="one request: a row of the batch that a caller passed, or an answer that a client of a serving engine asked for",
+    row="one request: a row of the batch that a caller passed, or an answer asked of a serving engine",
     key="request_id",
     columns=(
         Column("request_id", _TEXT, "Unique in the trace."),
