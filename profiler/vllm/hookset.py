@@ -16,6 +16,7 @@ from phaseprof.hooks.imports import Removal, when_imported
 from phaseprof.hooks.models import SeenModel
 from phaseprof.hooks.patching import Patch
 from phaseprof.hooks.state import Flags, ThreadState
+from phaseprof.vllm.core import CoreHook
 from phaseprof.vllm.seams import Seam, UnknownForm, unknown, version
 from phaseprof.vllm.worker import WorkerHook
 
@@ -46,6 +47,7 @@ class VllmHooks:
         self._worker = WorkerHook(
             emit=emit, state=state, flags=flags, on_model=on_model, note=note, failed=failed
         )
+        self._core = CoreHook(emit=emit, flags=flags, note=note, failed=failed)
         self._patches: list[Patch] = []
         self._waiting: list[Removal] = []
 
@@ -62,7 +64,7 @@ class VllmHooks:
     @property
     def own_ns(self) -> int:
         """Time in the hooks on the engine's threads, without `setup_ns`."""
-        return self._worker.own_ns
+        return self._worker.own_ns + self._core.own_ns
 
     @property
     def setup_ns(self) -> int:
@@ -77,13 +79,17 @@ class VllmHooks:
         names = ", ".join(patch.label for patch in self._patches)
         return (f"vllm {version()} ({names})",)
 
+    def seams(self) -> tuple[Seam, ...]:
+        """Every place of vLLM that is wrapped."""
+        return (*self._worker.seams(), *self._core.seams())
+
     def install(self, model: Any = None) -> None:
         """Set the hooks on what is imported, and on the rest as soon as it is.
 
         Args:
             model: Not used: an engine is seen by its classes.
         """
-        for seam in self._worker.seams():
+        for seam in self.seams():
             self._waiting.append(when_imported(seam.module, partial(self._set, seam)))
 
     def remove(self) -> None:
@@ -92,6 +98,7 @@ class VllmHooks:
             waiting.remove()
         self._waiting = []
         self._worker.remove()
+        self._core.remove()
         for patch in reversed(self._patches):
             patch.remove()
 

@@ -122,10 +122,28 @@ def test_vllm_is_looked_for_and_not_imported(
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(package.parent))
-    finding = _find(inspect(), "Engines", "vLLM")
+    (package / "_version.py").write_text("__version__ = version = '9.0.0'\n")
+    sections = inspect()
+    finding = _find(sections, "Engines", "vLLM")
     assert finding.state is State.LIMITED
-    assert finding.detail.startswith("installed")
+    assert finding.detail.startswith("9.0.0; phaseprof was tried with ")
+    seams = _find(sections, "Engines", "vLLM seams")
+    assert seams.state is State.LIMITED
+    assert "vllm.v1.worker.gpu_model_runner has no class GPUModelRunner" in seams.detail
     assert "vllm" not in sys.modules
+
+
+def test_vllm_plugins_without_ours_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setenv("VLLM_PLUGINS", "lora_filesystem_resolver")
+    finding = _find(inspect(), "Engines", "vLLM plugin")
+    assert finding.state is State.LIMITED
+    assert "VLLM_PLUGINS=lora_filesystem_resolver,phaseprof" in finding.fix
 
 
 @pytest.mark.parametrize(
