@@ -12,6 +12,7 @@ from phaseprof.engine_events import EngineEvent
 from phaseprof.phases import Phase
 from phaseprof.routing import ExpertsChosen
 from phaseprof.timers import Span
+from phaseprof.vllm.core_events import CoreEvent
 from phaseprof.vllm.events import StepRan, WorkerEvent
 from phaseprof.work.count import Source
 
@@ -213,4 +214,5 @@ Event = (
     | ExpertsChosen
     | EngineEvent
     | WorkerEvent
+    | CoreEvent
 )

@@ -74,7 +74,20 @@ class ProcessPlace:
         """The place. What a process group has said once stands, also after the group is destroyed."""
         if self._place.source != _GROUP:
             self._place = _in_group(self._place)
+        if not self._place.source and _said is not None:
+            return replace(self._place, rank=_said, source="engine")
         return self._place
+
+
+#: The rank that an engine has said for this process, which has none of its own.
+_said: int | None = None
+
+
+def say_rank(rank: int) -> None:
+    """Say as which rank this process counts where neither a launcher nor a process group says it: an engine's core,
+    that runs no model, writes beside its first worker."""
+    global _said
+    _said = rank
 
 
 def place_of(environment: Mapping[str, str]) -> Place:

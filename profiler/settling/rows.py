@@ -9,7 +9,7 @@ from typing import Protocol
 from phaseprof.attribution import PassWindow
 from phaseprof.events import ModelSeen, PassSeen
 from phaseprof.phases import Phase, Role, TagSource
-from phaseprof.records import ForwardPass, Request, Warmup
+from phaseprof.records import EngineStep, ForwardPass, Request, Warmup
 from phaseprof.routing import Routing
 from phaseprof.sequences import PassTokens
 from phaseprof.timers import Span
@@ -31,6 +31,10 @@ class Sink(Protocol):
 
     def put_request(self, row: Request) -> None:
         """Take a request."""
+        ...
+
+    def put_step(self, row: EngineStep) -> None:
+        """Take a step of an engine's scheduler."""
         ...
 
 

@@ -21,12 +21,14 @@ from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.routing import ExpertsChosen
 from phaseprof.sequences import Batch, request_ids
 from phaseprof.settling.continuous import Continuous
+from phaseprof.settling.engine import Engines
 from phaseprof.settling.generations import Generation, Generations
 from phaseprof.settling.loops import Loops
 from phaseprof.settling.rows import PassIds, PassRows, Sink, Tag
 from phaseprof.settling.serving import Serving
 from phaseprof.settling.steps import Steps
-from phaseprof.vllm.events import WorkerEvent
+from phaseprof.vllm.core_events import CoreEvent
+from phaseprof.vllm.events import StepRan, WorkerEvent
 
 
 class Settler:
@@ -52,6 +54,7 @@ class Settler:
             self._rows, sink.put_request, offset_ns=offset_ns, process=process
         )
         self._steps = Steps(self._rows)
+        self._engines = Engines(sink, offset_ns=offset_ns)
         self._mask_unread = False
         self.packed_seen = False
 
@@ -90,7 +93,11 @@ class Settler:
                 self._rows.forget_cache(event.cache)
                 self._loops.cache_gone(event)
             case _ if isinstance(event, WorkerEvent):
+                if isinstance(event, StepRan):
+                    self._engines.ran(event)
                 self._steps.handle(event)
+            case _ if isinstance(event, CoreEvent):
+                self._engines.handle(event)
             case _ if isinstance(event, EngineEvent):
                 self._continuous.handle(event)
 

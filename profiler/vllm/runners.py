@@ -15,6 +15,7 @@ from phaseprof.errors import NotMeasured
 from phaseprof.hooks.models import SeenModel
 from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
+from phaseprof.vllm.names import model_id_of
 from phaseprof.work.cost import ModelCost
 
 
@@ -123,10 +124,8 @@ class RunnerBook:
     def _read(self, runner: Any, seen: SeenRunner) -> None:
         model = runner.get_model()
         class_name = type(model).__name__
-        self._numbers[class_name] += 1
-        # Apart from what transformers' own models are called.
-        seen.model_id = f"vllm-{class_name}-{self._numbers[class_name]}"
         config = runner.model_config
+        seen.model_id = model_id_of(config, self._numbers)
         seen.compiled = _is_compiled(runner)
         seen.encodes = getattr(config, "attn_type", None) == "encoder_only"
         device = self._describe(runner.device)

@@ -18,7 +18,7 @@ from phaseprof.events import (
     RowsEnded,
 )
 from phaseprof.phases import Phase, Role, TagSource
-from phaseprof.records import Finish, ForwardPass, Request, Warmup
+from phaseprof.records import EngineStep, Finish, ForwardPass, Request, Warmup
 from phaseprof.settling.settler import Settler
 from phaseprof.work.cost import AttentionCost, ModelCost
 
@@ -53,6 +53,9 @@ class Rows:
 
     def put_request(self, row: Request) -> None:
         self.requests[row.request_id] = row
+
+    def put_step(self, row: EngineStep) -> None:
+        raise AssertionError("transformers has no steps of an engine")
 
     def phases(self) -> list[Phase]:
         return [row.phase for row in self.passes.values()]

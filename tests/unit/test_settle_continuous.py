@@ -19,7 +19,7 @@ from phaseprof.engine_events import (
 from phaseprof.errors import NotMeasured
 from phaseprof.events import ModelSeen, PassSeen
 from phaseprof.hooks.continuous import ContinuousHook
-from phaseprof.records import ForwardPass, Request
+from phaseprof.records import EngineStep, ForwardPass, Request
 from phaseprof.settling.settler import Settler
 from phaseprof.work.cost import AttentionCost, ModelCost
 from phaseprof.work.kv import KvGroup, KvLayout
@@ -62,6 +62,9 @@ class Run:
 
     def put_request(self, row: Request) -> None:
         self.requests[row.request_id.partition(":")[2]] = row
+
+    def put_step(self, row: EngineStep) -> None:
+        raise AssertionError("transformers has no steps of an engine")
 
     def queue(self, name: str, prompt: int, *, limit: int | None = 99, **changes: Any) -> None:
         fields: dict[str, Any] = {"generated": 0, "children": 0, "arrival_ns": self.now_ns}
