@@ -250,13 +250,13 @@ class Engines:
         """
         requests, scheduled = engine.requests, event.scheduled
         going_on = [name for name in engine.prefilling if name in scheduled]
-        for new in event.new:
+        for new, target in zip(event.new, event.prompts, strict=True):
             request = requests.get(new.req_id)
             if request is None:
                 continue
             if request.scheduled_ns is None:
                 request.scheduled_ns = event.end_ns + self._offset_ns
-            past, target = int(new.num_computed_tokens), int(new.prompt_len)
+            past = int(new.num_computed_tokens)
             if request.turn_end is not None:
                 # Another turn begins: what it computed so far, its own tokens included, is a part of the prompt now.
                 request.reach, request.turn_end = past, None

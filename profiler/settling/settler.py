@@ -84,6 +84,8 @@ class Settler:
                 self._loops.generation_ended(event.generation, event.end_ns)
             case ModelSeen():
                 self._rows.know(event)
+                if event.pool is not None:
+                    self._steps.pools[event.model_id] = event.pool
             case ExpertsChosen():
                 self._rows.routing.chose(event)
             case VirtualTokens():
@@ -118,6 +120,7 @@ class Settler:
         self._rows.poll()
         self._loops.finish(now_ns)
         self._continuous.finish()
+        self._engines.finish()
         self._steps.finish()
 
     def _passed(self, event: PassSeen) -> None:

@@ -294,7 +294,7 @@ class CoreHook:
         engine.open[id(output)] = step
         preempted, engine.preempted = engine.preempted, 0
         running, waiting = scheduler.get_request_counts()
-        cached = output.scheduled_cached_reqs
+        cached, new = output.scheduled_cached_reqs, output.scheduled_new_reqs
         self._emit(
             StepScheduled(
                 engine.number,
@@ -308,7 +308,8 @@ class CoreHook:
                 _usage(scheduler),
                 # A runner in this process may take drafts out of it.
                 output.num_scheduled_tokens.copy(),
-                output.scheduled_new_reqs,
+                new,
+                [each.prompt_len for each in new] if new else (),
                 cached.req_ids,
                 cached.num_computed_tokens,
                 cached.resumed_req_ids,

@@ -67,6 +67,7 @@ class StepScheduled(NamedTuple):
         kv_usage: Share of the KV cache's blocks in use after the decision; None if not known.
         scheduled: Tokens of each request, by its id.
         new: The `NewRequestData` of requests that begin here; the V2 runner is sent resumed ones here as well.
+        prompts: Tokens of their prompts as they are now: another turn makes the list longer.
         cached: The ids of the others, parallel with `computed`.
         computed: Their tokens in the cache before the step.
         resumed: Those of `cached` that come back after they were preempted.
@@ -85,6 +86,7 @@ class StepScheduled(NamedTuple):
     kv_usage: float | None
     scheduled: Mapping[str, int]
     new: Sequence[Any]
+    prompts: Sequence[int]
     cached: Sequence[str]
     computed: Sequence[int]
     resumed: AbstractSet[str]
