@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _is_ours(function: object) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and "hooks/" in code.co_filename
+
+
+def _vllm_hooks_left() -> list[str]:
+    """The methods of vLLM's classes that are still wrapped, whichever they are."""
+    ours = sys.modules.get("phaseprof.vllm")
+    if ours is None or ours.__file__ is None:
+        return []
+    folder = str(Path(ours.__file__).parent)
+    kinds = {
+        kind
+        for name, module in tuple(sys.modules.items())
+        if name.startswith("vllm.v1")
+        for kind in tuple(vars(module).values())
+        if isinstance(kind, type) and kind.__module__.startswith("vllm")
+    }
+    return [
+        f"{kind.__name__}.{name} is wrapped"
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if getattr(getattr(value, "__code__", None), "co_filename", "").startswith(folder)
+    ]
 
 
 def _hooks_left() -> list[str]:
@@ -41,6 +63,7 @@ def _hooks_left() -> list[str]:
         for name, value in vars(getattr(batching, owner, object)).items():
             if _is_ours(value):
                 left.append(f"{owner}.{name} is wrapped")
+    left += _vllm_hooks_left()
     session = sys.modules.get("phaseprof.session")
     if session is not None:
         if session.current() is not None:
