@@ -157,7 +157,8 @@ def _facts(
         processes=len(trace.metas),
         incomplete=incomplete,
         models=tuple(dict.fromkeys(others)),
-        workload=dict(meta.workload or {}) if meta is not None else {},
+        # The process that was told what to run may be another one than that of the model.
+        workload=next((dict(each.workload) for each in trace.metas if each.workload), {}),
         trace_path=str(trace.path),
         trace_bytes=trace.size_bytes,
         weight_bits=cost.bits_per_weight if cost is not None else None,

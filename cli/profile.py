@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from phaseprof.workload.load import Placement
 
 _INTERRUPTED = 130
+_VLLM = "With --engine vllm"
 
 
 def profile(
@@ -33,10 +34,17 @@ def profile(
             show_default=False,
         ),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="hf|vllm", help="What runs the model: transformers or vLLM.")
+    ] = "hf",
     prompt_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 64,
     batch: Annotated[
-        str, typer.Option(metavar="N[,N…]", help="Sequences per call: one size or several.")
+        str,
+        typer.Option(
+            metavar="N[,N…]",
+            help="Sequences per call (vLLM: requests at once): one size or several.",
+        ),
     ] = "1",
     repeats: Annotated[int, typer.Option(metavar="N", help="Calls per batch size.")] = 8,
     warmup: Annotated[
@@ -90,6 +98,36 @@ def profile(
             show_default=False,
         ),
     ] = None,
+    max_batched_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="vLLM: tokens of a step; longer prompts are computed in chunks. Default: vLLM's.",
+            show_default=False,
+            rich_help_panel=_VLLM,
+        ),
+    ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            help="vLLM: keep the KV of prefixes; all prompts then have the same first half. Default: off.",
+            show_default=False,
+            rich_help_panel=_VLLM,
+        ),
+    ] = None,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ngram:K",
+            help="vLLM: draft K tokens a step, looked up in the prompt and the output.",
+            show_default=False,
+            rich_help_panel=_VLLM,
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(metavar="N", help="vLLM: ranks that share each layer.", rich_help_panel=_VLLM),
+    ] = 1,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -117,6 +155,7 @@ def profile(
     """
     from phaseprof.launch.output import check_output
     from phaseprof.workload.generate import WorkloadPlan
+    from phaseprof.workload.vllm_plan import EngineOptions, parse_speculate
 
     plan = WorkloadPlan(
         prompt_tokens=prompt_tokens,
@@ -131,9 +170,32 @@ def profile(
         raise UsageError("MODEL and --model-config exclude each other.", "Give one of them.")
     if threads is not None and threads < 1:
         raise UsageError(f"Threads: {threads} is less than 1.")
+    options = EngineOptions(
+        max_batched_tokens, prefix_caching, parse_speculate(speculate), tensor_parallel
+    )
+    if engine not in ("hf", "vllm"):
+        raise UsageError(f"Unknown engine {engine!r}.", "Use hf or vllm.")
+    if engine == "hf" and options != EngineOptions():
+        raise UsageError(
+            "--max-batched-tokens, --prefix-caching, --speculate and --tensor-parallel are vLLM's.",
+            "Add --engine vllm.",
+        )
+    if engine == "vllm" and (attn is not None or cache is not None):
+        raise UsageError("--attn and --cache are of transformers.", "Leave them out.")
     if output is not None:
         # Said before the model is loaded; the trace's writer would say it after.
         check_output(output)
+    if engine == "vllm":
+        from phaseprof.cli.profile_vllm import VllmRun, profile_vllm
+        from phaseprof.workload.vllm_engine import choose_vllm_place, require_vllm
+
+        require_vllm()
+        place = choose_vllm_place(device, dtype)
+        report, outcome = profile_vllm(
+            VllmRun(model, model_config, plan, options, place, threads, output, calibrate)
+        )
+        _end(report, outcome, as_json)
+        return
     with TerminalProgress() as progress:
         progress("Loading torch and transformers")
         _use_threads(threads)
@@ -143,10 +205,14 @@ def profile(
         require_transformers()
         subject = _get_model(model, model_config, placement, seed, progress)
         result = _measure(subject, plan, placement, output, calibrate, progress)
-    _print(result.report, as_json)
-    if result.outcome.interrupted:
-        progress.say(
-            f"interrupted after {result.outcome.calls} of {result.outcome.planned} calls; the report covers those"
+    _end(result.report, result.outcome, as_json)
+
+
+def _end(report: PrintableReport, outcome: WorkloadOutcome, as_json: bool) -> None:
+    _print(report, as_json)
+    if outcome.interrupted:
+        TerminalProgress().say(
+            f"interrupted after {outcome.calls} of {outcome.planned} calls; the report covers those"
         )
         raise typer.Exit(_INTERRUPTED)
 

@@ -18,7 +18,7 @@ from phaseprof.cli.render.terminal import render
 from phaseprof.collectors import ceilings as ceilings_of
 from phaseprof.collectors.ceilings import Progress
 from phaseprof.collectors.operators import record_operators
-from phaseprof.errors import CalibrationError
+from phaseprof.errors import CalibrationError, UsageError
 from phaseprof.records import Kernel
 from phaseprof.session import Session, current, profiled_passes
 from phaseprof.trace.meta import Ceilings
@@ -75,6 +75,19 @@ class Profile:
             self._others.sync()
 
     @contextlib.contextmanager
+    def follow(self, engine: Any) -> Iterator[None]:
+        """Record the processes of a `vllm.LLM` that was made inside of the block, and ends there.
+
+        Raises:
+            UsageError: If it is none.
+        """
+        if not is_engine(engine):
+            raise UsageError(f"{type(engine).__name__} is not an engine with other processes.")
+        with _following(engine, self._session, owned=True) as self._others:
+            yield
+        self._others = None
+
+    @contextlib.contextmanager
     def operator_window(self) -> Iterator[None]:
         """Record the operators of the passes inside (on a CPU, with torch.profiler): it says how long the device was
         busy. It costs time, so those passes are flagged and kept out of timing figures."""
@@ -126,7 +139,8 @@ def profile(
     engine = model if is_engine(model) else None
     running = current()
     if running is not None and running.whole_process:
-        yield Profile(running)
+        with _following(engine, running) as others:
+            yield Profile(running, others)
         return
     session = Session(
         Path(trace) if trace is not None else default_trace_path(),
@@ -134,15 +148,27 @@ def profile(
         workload=workload,
     )
     session.start()
-    others = EngineSessions(engine, session) if engine is not None else None
     try:
-        if others is not None:
-            others.begin()
-        yield Profile(session, others)
+        with _following(engine, session) as others:
+            yield Profile(session, others)
     finally:
-        if others is not None:
-            others.end()
         session.stop()
+
+
+@contextlib.contextmanager
+def _following(
+    engine: Any, session: Session, *, owned: bool = False
+) -> Iterator[EngineSessions | None]:
+    """The processes of an engine, if there is one, record themselves as well."""
+    if engine is None:
+        yield None
+        return
+    others = EngineSessions(engine, session, owned=owned)
+    try:
+        others.begin()
+        yield others
+    finally:
+        others.end()
 
 
 def default_trace_path() -> Path:

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class Session:
         self._hooks: tuple[HookSet, ...] = ()
         #: It records the process until it ends, and blocks inside it join it.
         self.whole_process = False
+        #: Tells other processes that this session is followed in what `warmup` says; None if there are none.
+        self.elsewhere: Callable[[str], None] | None = None
 
     def start(self, *, lazily: bool = False) -> None:
         """Set the hooks and begin to record.
@@ -221,7 +223,8 @@ class Session:
         self._models.append(model)
         # A short script may leave its process group before the recorder looks again.
         self._place.now()
-        self.recorder.emit(ModelSeen(model.model_id, cost, dtype, masked=always_masked(model.meta)))
+        masked = always_masked(model.meta)
+        self.recorder.emit(ModelSeen(model.model_id, cost, dtype, masked, model.pool))
         self.recorder.meta_changed()
 
     def _current_meta(self) -> ProcessMeta:
@@ -281,11 +284,26 @@ def current() -> Session | None:
 @contextlib.contextmanager
 def warmup() -> Iterator[None]:
     """Mark the passes inside as warm-up: recorded, and kept out of the steady-state figures."""
-    _flags.warmups += 1
+    tell = _current.elsewhere if _current is not None else None
+    begin_warmup()
+    if tell is not None:
+        tell("warmup")
     try:
         yield
     finally:
-        _flags.warmups -= 1
+        end_warmup()
+        if tell is not None:
+            tell("measure")
+
+
+def begin_warmup() -> None:
+    """The first half of `warmup`, for a process that is told by another one."""
+    _flags.warmups += 1
+
+
+def end_warmup() -> None:
+    """The second half. One without a first does nothing: a session may have begun in the middle."""
+    _flags.warmups = max(_flags.warmups - 1, 0)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,12 @@ def _watch(package: str, triggers: tuple[str, ...], note: str, trace: str) -> No
         when_imported(trigger, lambda module: _start_recording(note, trace, package))
 
 
+def _is_spawned() -> bool:
+    """Whether this is a child of multiprocessing, which may have imported its parent's main module."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
 def append(note: str, event: str, *facts: str) -> None:
     """Add a line to a launch note: a literal tuple (event, pid, *facts). A note that is gone is no error."""
     try:
@@ -60,7 +66,7 @@ def append(note: str, event: str, *facts: str) -> None:
 
 def _start_recording(note: str, trace: str, engine: str) -> None:
     # The phaseprof command itself (`phaseprof run -- phaseprof profile …`) keeps its own trace.
-    if "phaseprof.cli" in sys.modules:
+    if "phaseprof.cli" in sys.modules and not _is_spawned():
         append(note, "phaseprof")
         return
     try:

@@ -41,22 +41,25 @@ class EngineSessions:
     Args:
         engine: A `vllm.LLM` or its `LLMEngine`.
         session: The one in this process, which has begun.
+        owned: The engine ends with the block: so does what records in its processes, whoever began it.
     """
 
-    def __init__(self, engine: Any, session: Session) -> None:
+    def __init__(self, engine: Any, session: Session, *, owned: bool = False) -> None:
         self._client = getattr(engine, "llm_engine", engine).engine_core
         self._session = session
+        self._last = "close" if owned else "end"
         self._reached = False
 
     def begin(self) -> None:
         """Begin to record there. What is out of reach is noted."""
-        # In one process there may be nothing to reach; and the plugin alone knows.
+        if self._in_this_process():
+            return
         missing = self._why_not()
         if missing is not None:
-            if not self._in_this_process():
-                self._session.note(missing)
+            self._session.note(missing)
             return
         self._reached = True
+        self._session.elsewhere = self._tell
         for problem in self._call("begin"):
             self._session.note(
                 NotMeasured(
@@ -72,11 +75,16 @@ class EngineSessions:
             self._call("sync")
 
     def end(self) -> None:
-        """End them. An engine that has died or was shut down in the block has ended them itself, or not."""
-        if self._reached:
-            self._reached = False
-            for problem in self._call("end"):
-                self._session.note(NotMeasured("the end of a process of vLLM", problem))
+        """End them. An engine that has died in the block, or was shut down, does not answer any more."""
+        if not self._reached:
+            return
+        self._reached = False
+        self._session.elsewhere = None
+        for problem in self._call(self._last):
+            self._session.note(NotMeasured("the end of a process of vLLM", problem))
+
+    def _tell(self, action: str) -> None:
+        self._call(action)
 
     def _call(self, action: str) -> list[str]:
         arguments = (action, str(self._session.trace.absolute()))
@@ -100,6 +108,7 @@ class EngineSessions:
         """Whether all of the engine runs here."""
         if self._has_core_process():
             return False
+        # Of one worker that is no process of its own.
         executor = getattr(self._client.engine_core, "model_executor", None)
         return type(executor).__name__ == "UniProcExecutor"
 

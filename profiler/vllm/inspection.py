@@ -114,7 +114,12 @@ def _missing(folder: Path, seam: Seam) -> str:
     """What of a seam is not in the source, in words; empty if all is there."""
     source = folder.joinpath(*seam.module.split(".")[1:])
     file = source.with_suffix(".py")
-    found = _class(_parse(file if file.is_file() else source / "__init__.py"), seam.owner)
+    module = _parse(file if file.is_file() else source / "__init__.py")
+    if not seam.owner:
+        functions = set(_methods(module))
+        absent = [name for name in seam.methods if name not in functions]
+        return f"{seam.module} has no {absent[0]}" if absent else ""
+    found = _class(module, seam.owner)
     if found is None:
         return f"{seam.module} has no class {seam.owner}"
     defined = set(_methods(found))
@@ -138,7 +143,9 @@ def _class(module: ast.Module, name: str) -> ast.ClassDef | None:
     return None
 
 
-def _methods(owner: ast.ClassDef) -> Iterator[str]:
+def _methods(owner: ast.ClassDef | ast.Module) -> Iterator[str]:
     for node in owner.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)

@@ -86,38 +86,45 @@ def _leave_method(name: str, module: Any) -> None:
 
 
 def phaseprof_session(owner: Any, action: str, trace: str) -> str:
-    """Begin or end the recording of this process, or write what waits, for a block in another one.
+    """Begin or end the recording of this process, or part of it, for a block in another one.
 
     Args:
         owner: The engine core, or the wrapper of a worker. Not used.
-        action: ``begin``, ``sync`` or ``end``.
+        action: ``begin``; ``sync``: write what waits; ``warmup`` and ``measure``: what comes is a warm-up, and is none
+            any more; ``end``: end what ``begin`` has begun; ``close``: end whatever records here.
         trace: Absolute path of the trace's folder.
 
     Returns:
-        Empty, or why this process is not recorded: what raises here would be logged by vLLM as an error of its own.
+        Empty, or why it did not work: what raises here would be logged by vLLM as an error of its own.
     """
+    try:
+        return _act(action, Path(trace))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _act(action: str, trace: Path) -> str:
     global _begun
     from phaseprof import session
 
-    try:
-        running = session.current()
-        if action == "end":
-            if running is not None and running is _begun:
-                running.stop()
-            _begun = None
-            return ""
-        if action == "sync":
-            if running is not None:
-                running.recorder.sync()
-            return ""
+    running = session.current()
+    if action == "begin":
         if running is None:
-            begun = session.Session(Path(trace))
+            begun = session.Session(trace)
             begun.start(lazily=True)
             _begun = begun
-            return ""
-        # The engine may live in the process of the block.
-        if running.trace.absolute() == Path(trace):
-            return ""
-        return f"it is recorded already, into {running.trace}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        elif running.trace.absolute() != trace:
+            return f"it is recorded already, into {running.trace}"
+    elif running is None:
+        _begun = None
+    elif action == "sync":
+        running.recorder.sync()
+    elif action == "warmup":
+        session.begin_warmup()
+    elif action == "measure":
+        session.end_warmup()
+    else:
+        if action == "close" or running is _begun:
+            running.stop()
+        _begun = None
+    return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +169,9 @@ class _Prompts:
         self._device = next(model.parameters()).device
         self._tokens = plan.prompt_tokens
         self._generator = torch.Generator().manual_seed(plan.seed)
-        special = _special_tokens(model)
+        special = special_tokens(
+            model.config, _text_config(model), getattr(model, "generation_config", None)
+        )
         ordinary = [i for i in range(_vocabulary(model)) if i not in special]
         if not ordinary:
             raise ModelError("The model's vocabulary has special tokens only.")
@@ -238,13 +240,8 @@ def _vocabulary(model: Any) -> int:
     return min(rows, named) if isinstance(named, int) else rows
 
 
-def _special_tokens(model: Any) -> frozenset[int]:
-    """Every id that a config names: ``eos_token_id``, ``pad_token_id``, ``image_token_id``, …"""
-    configs: Iterable[Any] = (
-        model.config,
-        _text_config(model),
-        getattr(model, "generation_config", None),
-    )
+def special_tokens(*configs: Any) -> frozenset[int]:
+    """Every id that a config of transformers names: ``eos_token_id``, ``pad_token_id``, ``image_token_id``, …"""
     found: set[int] = set()
     for config in configs:
         fields: Mapping[str, object] = config.to_dict() if config is not None else {}

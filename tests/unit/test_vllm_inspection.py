@@ -32,8 +32,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         bodies: dict[str, list[str]] = {}
         for seam in known_seams():
             if seam.owner not in without:
-                methods = [f"    def {n}(self): ..." for n in seam.methods if n not in without]
-                body = [f"class {seam.owner}:", *methods, "    x = 1", ""]
+                methods = [f"def {n}(*args): ..." for n in seam.methods if n not in without]
+                if seam.owner:
+                    methods = [f"class {seam.owner}:", *(f"    {m}" for m in methods), "    x = 1"]
+                body = [*methods, ""]
                 bodies.setdefault(seam.module, []).append("\n".join(body))
         for module, classes in bodies.items():
             file = site.joinpath(*module.split(".")).with_suffix(".py")

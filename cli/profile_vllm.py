@@ -1,0 +1,176 @@
+"""`phaseprof profile --engine vllm`: start an engine, run requests of a known size on it, and report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phaseprof.cli.render.progress import TerminalProgress
+from phaseprof.errors import EmptyRunError
+
+if TYPE_CHECKING:
+    from phaseprof.api import PrintableReport
+    from phaseprof.workload.generate import WorkloadOutcome, WorkloadPlan
+    from phaseprof.workload.vllm_engine import EngineOutput, VllmPlace
+    from phaseprof.workload.vllm_plan import EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRun:
+    """What was asked for.
+
+    Attributes:
+        model: A folder or a name on the hub; None for the embedded model, or for `model_config`.
+        model_config: A config whose weights are made at random; None for real ones.
+        plan: The requests.
+        options: Of the engine.
+        place: Device and dtype.
+        threads: Threads that torch computes with on a CPU, of each rank; None for vLLM's default.
+        output: The trace's folder; None for the default.
+        calibrate: Measure this device's ceilings first, if they are not known yet.
+    """
+
+    model: str | None
+    model_config: Path | None
+    plan: WorkloadPlan
+    options: EngineOptions
+    place: VllmPlace
+    threads: int | None
+    output: Path | None
+    calibrate: bool
+
+
+def profile_vllm(run: VllmRun) -> tuple[PrintableReport, WorkloadOutcome]:
+    """Run it.
+
+    Raises:
+        PhaseprofError: What went wrong, in one line.
+    """
+    from phaseprof.workload.vllm_engine import EngineOutput
+
+    # Asked for by vLLM's own variable, its log is shown.
+    with (
+        EngineOutput(shown="VLLM_LOGGING_LEVEL" in os.environ) as output,
+        TerminalProgress(output.terminal) as progress,
+        _subject(run, progress) as (source, name, note),
+    ):
+        if not output.terminal.isatty():
+            progress.say(_one_line(run, name))
+        return _measure(run, source, name, note, output, progress)
+
+
+@contextlib.contextmanager
+def _subject(run: VllmRun, progress: TerminalProgress) -> Iterator[tuple[str, str, str]]:
+    """What vLLM loads, what it is called, and what a reader should know about it."""
+    from phaseprof.workload import embedded
+    from phaseprof.workload.load import config_name, read_config
+    from phaseprof.workload.vllm_engine import config_folder
+
+    if run.model_config is not None:
+        name = config_name(run.model_config)
+        with config_folder(read_config(run.model_config), name) as folder:
+            yield str(folder), f"{name} (random weights)", ""
+    elif run.model is not None:
+        path = Path(run.model).expanduser()
+        yield run.model, path.resolve().name if path.is_dir() else run.model, ""
+    else:
+        found = embedded.ensure_embedded(progress)
+        if found.path is not None:
+            yield str(found.path), found.name, found.note
+            return
+        progress.say(found.note)
+        with config_folder(embedded.CONFIG, embedded.NAME) as folder:
+            yield str(folder), found.name, found.note
+
+
+def _measure(
+    run: VllmRun,
+    source: str,
+    name: str,
+    note: str,
+    output: EngineOutput,
+    progress: TerminalProgress,
+) -> tuple[PrintableReport, WorkloadOutcome]:
+    import phaseprof.api
+    from phaseprof.workload.vllm_engine import running_engine
+    from phaseprof.workload.vllm_plan import engine_arguments, engine_environment
+    from phaseprof.workload.vllm_requests import run_few_requests, run_requests
+
+    cpu = run.place.cpu
+    environment = engine_environment(
+        run.options, cpu=cpu, threads=run.threads, environment=os.environ
+    )
+    arguments = engine_arguments(
+        source,
+        name,
+        run.plan,
+        run.options,
+        dtype=run.place.dtype,
+        random_weights=run.model_config is not None or bool(note),
+        cpu=cpu,
+    )
+    facts: dict[str, object] = {**run.plan.facts(), **run.options.facts()}
+    if note:
+        facts["note"] = note
+    if run.calibrate:
+        _ensure_ceilings(run.place, progress)
+    # It records from before the weights are loaded, as they are counted then.
+    with phaseprof.api.profile(None, run.output, workload=facts) as prof:
+        progress("Starting vLLM, which takes a while")
+        with running_engine(arguments, environment, prof.trace_path, output) as engine:
+            with prof.follow(engine):
+                outcome = run_requests(
+                    engine,
+                    run.plan,
+                    output,
+                    share_prefix=bool(run.options.prefix_caching),
+                    progress=progress,
+                )
+                if cpu and run.options.tensor_parallel == 1 and not outcome.interrupted:
+                    progress("Looking at the operators of a few steps")
+                    with prof.operator_window():
+                        run_few_requests(engine, run.plan, output)
+            progress("Ending the engine")
+        progress("Writing the trace")
+    progress("Reading the trace")
+    try:
+        return prof.report(calibrate=run.calibrate), outcome
+    except EmptyRunError:
+        if outcome.interrupted:  # before the first step: there is nothing to say but that
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _one_line(run: VllmRun, name: str) -> str:
+    plan = run.plan
+    batches = ", ".join(str(batch) for batch in plan.batches)
+    device = "cpu" if run.place.cpu else "cuda"
+    return (
+        f"profiling {name} with vLLM on {device} in {run.place.dtype}: "
+        f"{plan.repeats * len(plan.batches)} calls of {plan.prompt_tokens} prompt + {plan.new_tokens} new tokens, "
+        f"{batches} at once"
+    )
+
+
+def _ensure_ceilings(place: VllmPlace, progress: TerminalProgress) -> None:
+    """Before the run, while the device is free; the report finds them in the cache."""
+    from phaseprof.collectors import ceilings
+    from phaseprof.devices import describe
+    from phaseprof.errors import CalibrationError
+
+    if not place.cpu and "torch" not in sys.modules:
+        # The engine's processes are forked where CUDA has not been touched, and start much quicker so.
+        return
+    try:
+        ceilings.ensure(
+            describe("cpu" if place.cpu else "cuda:0"),
+            place.dtype,
+            progress=lambda done, total, what: progress(f"Measuring this device: {what or 'done'}"),
+        )
+    except CalibrationError as error:
+        progress.say(f"{error.message} The report gives no share of a ceiling.")
