@@ -162,12 +162,14 @@ class ModelSeen(NamedTuple):
         cost: Its `ModelCost`; None if it could not be read.
         dtype: Dtype of its weights, without prefix.
         masked: Attention is always given an explicit mask, even where a causal one would do.
+        pool: The cache of its engine, a `PagedPool`; None without one.
     """
 
     model_id: str
     cost: Any
     dtype: str
     masked: bool = False
+    pool: Any = None
 
 
 class CacheGone(NamedTuple):

@@ -22,6 +22,7 @@ from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.kv import KvLayout
+from phaseprof.work.paged import PagedPool
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class SeenModel:
         ref: The model.
         layouts: Layout of its KV cache, by the classes of the cache and of its layers.
         adapters: The adapters that it runs with; None without any.
+        pool: The cache of its engine, which serves all of its requests; None without one.
     """
 
     model_id: str
@@ -53,6 +55,7 @@ class SeenModel:
     aside: str | None = None
     layouts: dict[tuple[str, tuple[str, ...]], KvLayout] = field(default_factory=dict)
     adapters: AdapterState | None = None
+    pool: PagedPool | None = None
 
 
 class ModelBook:

@@ -249,12 +249,15 @@ class PassRows:
         if model.cost is None or not model.cost.covered or not packing.rows:
             return None
         pool = packing.pool
+        # Encoders have none: their pass keeps nothing, and reads the keys and values that it makes.
+        cached = pool is None or pool.holds
         padding = (Rows(0, 1, packing.padding),) if packing.padding else ()
         work = count(
             model.cost,
             packing.rows + padding,
             logits_tokens=event.logits,
-            layout=None if pool is None else pool.layout,
+            layout=None if pool is None or not cached else pool.layout,
+            cached=cached,
             experts_read=experts_read,
         )
         return work if pool is None else pool.refine(work, packing.rows)

@@ -47,6 +47,7 @@ class _Request:
         stops: Tokens that end it.
         ended: It has got its last token.
         guessed: It was running before the session, and whether its prompt is longer than what was seen is not known.
+        scored: Logits are computed for its prompt as well: it asked for their log probabilities.
     """
 
     prompt: int
@@ -58,6 +59,12 @@ class _Request:
     stops: frozenset[int] = frozenset()
     ended: bool = False
     guessed: bool = False
+    scored: bool = False
+
+    def scores(self, past: int, query: int) -> int:
+        """Positions of its prompt that a step computes logits for, besides its last one: each that another token of
+        the prompt follows."""
+        return max(min(query, self.prompt - past - 1), 0) if self.scored else 0
 
     def meets(self, past: int) -> int:
         """Tokens of the prompt that it finds in the cache though they were never computed for it: at its first step,
@@ -190,12 +197,15 @@ class Steps:
         prefill = decode = recomputed = cached = surplus = 0
         drafted = accepted = 0
         told = True
+        scored = 0
         for name, query in ran.scheduled.items():
             request = requests[name]
             past = pasts[name]
             if request.end is not None and past > request.end and name not in ran.resumed:
                 past = request.end
             rows.append(Rows(past, query, 1))
+            if request.scored:
+                scored += request.scores(past, query)
             if request.ended:
                 # Scheduled before its last token was known.
                 surplus += query
@@ -256,13 +266,17 @@ class Steps:
                 accepted=accepted if told else None,
             ),
             tuple(rows),
+            scored if ran.ends == "sample" else 0,
         )
 
-    def _put(self, step: _Step, tokens: PassTokens, tag: Tag, rows: tuple[Rows, ...]) -> None:
+    def _put(
+        self, step: _Step, tokens: PassTokens, tag: Tag, rows: tuple[Rows, ...], scored: int
+    ) -> None:
         ran = step.ran
         packed = sum(ran.scheduled.values())
+        seen = _pass_of(ran, step.end_ns, step.error)
         self._rows.put(
-            _pass_of(ran, step.end_ns, step.error),
+            seen._replace(logits=seen.logits + scored) if scored else seen,
             step.ids,
             tokens,
             tag,
@@ -306,6 +320,7 @@ def _new_request(new: Any) -> _Request:
     request = _Request(prompt=int(new.prompt_len))
     if sampling is not None:
         request.limit = sampling.max_tokens
+        request.scored = getattr(sampling, "prompt_logprobs", None) is not None
         stops = list(getattr(sampling, "stop_token_ids", None) or ())
         end = getattr(sampling, "eos_token_id", None)
         request.stops = frozenset(stops if end is None else [*stops, end])

@@ -94,6 +94,7 @@ class ModelMeta:
         cache_class: Class of the KV cache first seen; None before.
         tensor_ranks: Ranks that hold a part of each of its layers and make every pass together, this one included;
             empty if its layers are whole.
+        quantization: How the engine quantizes its weights; None where they are not, or where the weights tell.
     """
 
     model_id: str
@@ -105,6 +106,7 @@ class ModelMeta:
     attn_implementation: str | None
     cache_class: str | None
     tensor_ranks: tuple[int, ...] = ()
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

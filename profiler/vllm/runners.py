@@ -16,7 +16,7 @@ from phaseprof.hooks.models import SeenModel
 from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
 from phaseprof.vllm.names import model_id_of
-from phaseprof.work.cost import ModelCost
+from phaseprof.vllm.reading import RunnerWork
 
 
 class SeenRunner:
@@ -60,7 +60,7 @@ class RunnerBook:
     Args:
         describe: Gives the `Device` of a torch device.
         make_timer: Gives the timer for a torch device; None where the host's time is the device's.
-        cost_of: Gives what the model of a runner costs on this rank; None if it is not known.
+        read: Reads what the work of a runner's steps depends on.
         on_new: Told of each new model.
         note: Told of what could not be read.
 
@@ -74,13 +74,13 @@ class RunnerBook:
         *,
         describe: Callable[[Any], Device],
         make_timer: Callable[[Any], DeviceTimer | None],
-        cost_of: Callable[[Any], ModelCost | None],
+        read: Callable[[Any], RunnerWork],
         on_new: Callable[[SeenModel], None],
         note: Callable[[NotMeasured], None],
     ) -> None:
         self._describe = describe
         self._make_timer = make_timer
-        self._cost_of = cost_of
+        self._read_work = read
         self._on_new = on_new
         self._note = note
         self._lock = threading.Lock()
@@ -128,20 +128,22 @@ class RunnerBook:
         seen.model_id = model_id_of(config, self._numbers)
         seen.compiled = _is_compiled(runner)
         seen.encodes = getattr(config, "attn_type", None) == "encoder_only"
+        work = self._work(runner, class_name)
         device = self._describe(runner.device)
         seen.timer = self._make_timer(runner.device)
         if seen.timer is not None:
             self.timers.append(seen.timer)
         meta = ModelMeta(
             model_id=seen.model_id,
-            name=str(config.model),
+            name=str(getattr(config, "served_model_name", None) or config.model),
             class_name=class_name,
             engine="vllm",
             device_key=device.key,
-            cost=self._cost_of(runner),
-            attn_implementation=None,
+            cost=work.cost,
+            attn_implementation=work.attention,
             cache_class=None,
             tensor_ranks=_tensor_ranks(),
+            quantization=work.quantization,
         )
         self._on_new(
             SeenModel(
@@ -153,8 +155,26 @@ class RunnerBook:
                 meta=meta,
                 device=device,
                 ref=weakref.ref(model),
+                layouts={} if work.pool is None else {("BlockPool", ()): work.pool.layout},
+                pool=work.pool,
             )
         )
+
+    def _work(self, runner: Any, class_name: str) -> RunnerWork:
+        try:
+            work = self._read_work(runner)
+        except Exception as error:
+            self._note(
+                NotMeasured(
+                    f"FLOPs and bytes of {class_name}",
+                    f"its structure could not be read ({type(error).__name__}: {error})",
+                    "please report it with the model's config.json",
+                )
+            )
+            return RunnerWork()
+        for note in work.notes:
+            self._note(note)
+        return work
 
     def _gone(self, key: int, _: weakref.ref[Any]) -> None:
         # Runs before the address can be used again, so that an entry always is of a runner that lives.

@@ -26,7 +26,7 @@ class Seam:
 
     Attributes:
         module: Full name of the module that defines it.
-        owner: Its name there.
+        owner: Its name there; empty for functions of the module itself.
         methods: What makes the wrapper of each method.
         lost: What is not seen without it, for people.
         optional: Likewise, of methods that need not be there.
@@ -48,12 +48,12 @@ class Seam:
         Raises:
             UnknownForm: If the class or a method is not there, or is not what is known; then nothing is wrapped.
         """
-        owner = getattr(module, self.owner, None)
-        if not isinstance(owner, type):
+        owner = getattr(module, self.owner, None) if self.owner else module
+        if self.owner and not isinstance(owner, type):
             raise UnknownForm(f"{self.module} has no class {self.owner}")
         for name in self.methods:
             if not callable(getattr(owner, name, None)):
-                raise UnknownForm(f"{self.owner} has no {name}")
+                raise UnknownForm(f"{self.owner or self.module} has no {name}")
         problem = self.look(module) if self.look is not None else None
         if problem is not None:
             raise UnknownForm(problem)

@@ -32,9 +32,9 @@ from phaseprof.vllm.events import (
     StepSkipped,
     WorkerEvent,
 )
+from phaseprof.vllm.reading import WorkReader
 from phaseprof.vllm.runners import RunnerBook, SeenRunner
 from phaseprof.vllm.seams import Seam, missing_fields
-from phaseprof.work.cost import ModelCost
 
 _V1 = "vllm.v1.worker.gpu_model_runner"
 _V2 = "vllm.v1.worker.gpu.model_runner"
@@ -134,7 +134,6 @@ class WorkerHook:
         on_model: Told of each model at first sight.
         note: Told of what cannot be measured.
         failed: Told of an exception in our own code.
-        cost_of: Gives what the model of a runner costs on this rank; None if it is not known.
 
     Attributes:
         active: Set to False, the wrappers that somebody else still holds hand calls on.
@@ -152,14 +151,18 @@ class WorkerHook:
         on_model: Callable[[SeenModel], None],
         note: Callable[[NotMeasured], None],
         failed: Callable[[str, Exception], None],
-        cost_of: Callable[[Any], ModelCost | None] = lambda runner: None,
     ) -> None:
         self._emit = emit
         self._state = state
         self._flags = flags
         self._failed = failed
+        self._work = WorkReader(failed)
         self._runners = RunnerBook(
-            describe=describe, make_timer=_timer, cost_of=cost_of, on_new=on_model, note=note
+            describe=describe,
+            make_timer=_timer,
+            read=self._work.read,
+            on_new=on_model,
+            note=note,
         )
         self._local = _Thread()
         #: Steps whose output is awaited, by the identity of an output that lives.
@@ -214,11 +217,13 @@ class WorkerHook:
                 {"compile_or_warm_up_model": self._wrap_warmup},
                 "which steps of vLLM's V2 runner warm it up: they are taken for steps",
             ),
+            *self._work.seams(),
         )
 
     def remove(self) -> None:
         """Hand every call on from now on, and resolve the device times that are open."""
         self.active = False
+        self._work.remove()
         self._awaited.clear()
         for timer in self._runners.timers:
             timer.finish()

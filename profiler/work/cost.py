@@ -39,6 +39,9 @@ class AttentionCost:
             pass take is in ``linear_flops_per_token``.
         forgets: The cache drops what lies outside of the window; False where only the mask knows of it (GPT-Neo).
         borrows: Its keys and values are those of a layer before it: it reads them and writes none.
+        absorbed_query_tokens: Rows of at most so many query tokens attend to cached latents as they are, and expand
+            none: what would expand them is applied to queries and outputs instead (MLA in vLLM); 0: no row does.
+        absorbed_flops_per_pair: FLOPs of a query x key pair of such a row: 2 Hq (2 r + d_rope).
     """
 
     layers: int
@@ -54,6 +57,8 @@ class AttentionCost:
     expand_flops_per_token: int = 0
     forgets: bool = True
     borrows: bool = False
+    absorbed_query_tokens: int = 0
+    absorbed_flops_per_pair: int = 0
 
     @property
     def flops_per_pair(self) -> int:
@@ -72,6 +77,10 @@ class ExpertsCost:
         top_k: Experts that each token is sent to, k.
         expert_flops_per_token: FLOPs of one expert for one token.
         expert_bytes: Bytes of the weights of one expert.
+        held: Experts of a layer that this rank holds, where the others are on other ranks (expert parallelism); None:
+            all of them.
+        sources: Data-parallel engines that send tokens to the experts of this rank, this one included; each is taken
+            to send as many as this one.
     """
 
     layers: int
@@ -79,11 +88,19 @@ class ExpertsCost:
     top_k: int
     expert_flops_per_token: int
     expert_bytes: int
+    held: int | None = None
+    sources: int = 1
 
     def expected_distinct(self, tokens: int) -> float:
-        """Experts of one layer that so many tokens are sent to, if the router spreads them evenly:
+        """Experts of one layer on this rank that so many tokens are sent to, if the router spreads them evenly:
         ``E (1 - (1 - k/E)^tokens)``."""
-        return self.experts * (1 - (1 - self.top_k / self.experts) ** tokens)
+        here = self.experts if self.held is None else self.held
+        return here * (1 - (1 - self.top_k / self.experts) ** (tokens * self.sources))
+
+    def flops(self, tokens: int) -> int:
+        """FLOPs of one layer on this rank for so many tokens: each needs k, of which an even share is here."""
+        whole = self.top_k * self.expert_flops_per_token * tokens * self.sources
+        return whole if self.held is None else round(whole * self.held / self.experts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,10 +149,11 @@ def count(
     flops += cost.row_flops * sum(r.sequences for r in rows)
     for shape, flops_per_pair in _attention(cost):
         flops += flops_per_pair * sum(shape.pairs(r.past, r.query) * r.sequences for r in rows)
+    flops += _absorbed_flops(cost, rows)
     for state in cost.states:
         flops += state.layers * state.flops_per_token * tokens
     for experts in cost.experts:
-        flops += experts.layers * experts.top_k * experts.expert_flops_per_token * tokens
+        flops += experts.layers * experts.flops(tokens)
     if cached:
         flops += _expansion_flops(cost, rows)
     work = Work(
@@ -204,7 +205,26 @@ def _expansion_flops(cost: ModelCost, rows: Sequence[Rows]) -> int:
         for group in cost.attention
         if group.expand_flops_per_token
         for r in rows
+        if r.query > group.absorbed_query_tokens
     )
+
+
+def _absorbed_flops(cost: ModelCost, rows: Sequence[Rows]) -> int:
+    """What rows that attend to latents as they are take beyond what their pairs would with keys and values."""
+    flops = 0
+    for group in cost.attention:
+        if group.absorbed_query_tokens:
+            reach = _Reach(group.window_tokens, group.chunk_tokens, group.causal)
+            flops += (
+                group.layers
+                * (group.absorbed_flops_per_pair - group.flops_per_pair)
+                * sum(
+                    reach.pairs(r.past, r.query) * r.sequences
+                    for r in rows
+                    if r.query <= group.absorbed_query_tokens
+                )
+            )
+    return flops
 
 
 def _with_kv(

@@ -127,7 +127,7 @@ def decoder_cost(model: nn.Module) -> ModelCost:
     return ModelCost(
         linear_flops_per_token=walk.linear_flops,
         head_flops_per_token=walk.head_flops,
-        attention=(*_grouped(walk.layers), *_grouped(walk.indexers)),
+        attention=(*grouped(walk.layers), *grouped(walk.indexers)),
         body_weight_bytes=weights.bytes((weights.of_modules(walk.run_modules) | beside) - outside),
         head_weight_bytes=weights.bytes(head | beside_head),
         lookup_bytes_per_token=sum(size for _, size in rows),
@@ -135,8 +135,8 @@ def decoder_cost(model: nn.Module) -> ModelCost:
         parameters=weights.elements(),
         dtype=dtype,
         tied_lookup_bytes_per_token=sum(size for keys, size in rows if keys <= head),
-        experts=_grouped_experts(walk.experts),
-        states=_grouped(walk.states),
+        experts=grouped_experts(walk.experts),
+        states=grouped(walk.states),
         offloaded_bytes=weights.offloaded_bytes,
         stored=weights.by_dtype(),
     )
@@ -374,7 +374,7 @@ def _ask(readers: tuple[Reader, ...], module: nn.Module, config: object, layer: 
     )
 
 
-def _grouped(found: dict[int, _Layer]) -> tuple[_Layer, ...]:
+def grouped(found: dict[int, _Layer]) -> tuple[_Layer, ...]:
     """Join identical layers, groups in the order of their first layer."""
     groups: dict[_Layer, list[int]] = {}
     for layer in sorted(found):
@@ -385,7 +385,7 @@ def _grouped(found: dict[int, _Layer]) -> tuple[_Layer, ...]:
     )
 
 
-def _grouped_experts(found: list[ExpertsCost]) -> tuple[ExpertsCost, ...]:
+def grouped_experts(found: list[ExpertsCost]) -> tuple[ExpertsCost, ...]:
     """Join identical mixtures, in the order of their first layer."""
     layers: dict[ExpertsCost, int] = {}
     for cost in found:

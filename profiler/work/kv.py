@@ -41,6 +41,7 @@ class KvGroup:
         allocated_tokens: Slots that a static layer allocates for each sequence; None for a layer that grows.
         dtype: As torch spells it, without the prefix.
         packing: How a quantized layer stores its tokens; ``bytes_per_token`` then is what attention is given.
+        forgets: What lies outside of the window is dropped; False where only attention leaves it out.
     """
 
     layer_indices: tuple[int, ...]
@@ -49,6 +50,7 @@ class KvGroup:
     allocated_tokens: int | None
     dtype: str
     packing: Packing | None = None
+    forgets: bool = True
 
     @property
     def layers(self) -> int:

@@ -27,6 +27,12 @@ class PagedPool:
     layout: KvLayout
     allocated_bytes: int | None
 
+    @property
+    def holds(self) -> bool:
+        """Whether anything is kept in it; True where that is not known."""
+        layout = self.layout
+        return bool(layout.groups or layout.state_bytes or layout.not_covered)
+
     def refine(self, work: Work, rows: tuple[Rows, ...]) -> Work:
         """The work of a pass with what a pool does differently from a cache that grows: it never copies itself, it is
         allocated as a whole, and a sliding layer keeps a ring of ``window`` tokens.
