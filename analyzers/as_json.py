@@ -21,7 +21,8 @@ def to_json(report: Report) -> dict[str, Any]:
 
     Besides ``schema``, ``device``, ``phases``, ``requests``, ``overhead`` (the profiler's own cost) and
     ``not_measured`` there are ``answer``, ``run``, ``by_batch``, ``ceilings``, ``set_aside``, ``damage``,
-    ``provenance`` and ``ranks`` (null for one rank).
+    ``provenance``, ``ranks`` (null for one rank), ``engine`` and ``interference`` (null without a serving engine), and
+    ``goodput`` (null without objectives).
     """
     cost = report.own_cost
     facts = asdict(report.facts)
@@ -44,6 +45,9 @@ def to_json(report: Report) -> dict[str, Any]:
         "not_measured": [asdict(entry) for entry in report.not_measured],
         "provenance": dict(report.provenance),
         "ranks": _ranks(report.ranks),
+        "engine": None if report.engine is None else asdict(report.engine),
+        "interference": None if report.interference is None else asdict(report.interference),
+        "goodput": None if report.goodput is None else asdict(report.goodput),
     }
     safe: dict[str, Any] = _safe(result)
     return safe

@@ -73,6 +73,12 @@ def named(values: pa.DictionaryArray, *wanted: str) -> pa.BooleanArray:
     return pc.fill_null(flags.take(values.indices), scalar(False, pa.bool_()))
 
 
+def unsteady(requests: pa.Table) -> pa.BooleanArray:
+    """Which requests are warm-up, or had a pass under a costly collector."""
+    slowed = pc.fill_null(column(requests, "profiled"), scalar(False, pa.bool_()))
+    return pc.or_(slowed, pc.is_valid(column(requests, "warmup")))
+
+
 def counts(values: pa.DictionaryArray) -> dict[str, int]:
     """How often each name occurs."""
     known = values.dictionary.to_pylist()

@@ -54,13 +54,18 @@ def counted_once(trace: Trace, groups: Sequence[Sequence[int]]) -> Trace:
     """The trace with the rows of the leaders alone; the trace itself if each rank is one."""
     if all(len(group) == 1 for group in groups):
         return trace
-    leaders = to_column([group[0] for group in groups], pa.int64())
+    leaders = [group[0] for group in groups]
+    # An engine's core has the requests alone, beside the first of its workers.
+    asked = set(int_column(trace.requests, "rank").unique().to_pylist())
+    serving = [next((rank for rank in group if rank in asked), group[0]) for group in groups]
     tables = {
-        name: rows.filter(pc.is_in(int_column(rows, "rank"), value_set=leaders))
-        for name, rows in (
-            ("passes", trace.passes),
-            ("requests", trace.requests),
-            ("kernels", trace.kernels),
+        name: rows.filter(
+            pc.is_in(int_column(rows, "rank"), value_set=to_column(ranks, pa.int64()))
+        )
+        for name, rows, ranks in (
+            ("passes", trace.passes, leaders),
+            ("requests", trace.requests, serving),
+            ("kernels", trace.kernels, leaders),
         )
     }
     return replace(trace, **tables)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 import pyarrow as pa
 
 from phaseprof.analyzers.answer import Findings, answer
 from phaseprof.analyzers.columns import column, counts, named, names, total
+from phaseprof.analyzers.engine import engine_figures
+from phaseprof.analyzers.goodput import goodput
+from phaseprof.analyzers.interference import interference
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
 from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
 from phaseprof.analyzers.ranks import not_measured as not_measured_of_ranks
 from phaseprof.analyzers.requests import RequestAnalysis, analyze_requests
 from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report, RunFacts
+from phaseprof.analyzers.serving import Objective
 from phaseprof.analyzers.wording import count, duration, joined, percent, sentence
 from phaseprof.errors import EmptyRunError, NotMeasured
 from phaseprof.trace.forms import Lean
@@ -28,8 +33,9 @@ LEAN = Lean(
             *("passes.context_tokens", "passes.attention_pairs", "passes.compiled", "passes.graph"),
             *("passes.slices.phase", "passes.experts_read", "passes.kv_held_bytes"),
             *("passes.kv_allocated_bytes", "passes.cache_copy_bytes"),
-            *("requests.arrival_ns", "requests.queue_ns"),
-            *("requests.first_token_ns", "requests.finished_ns", "requests.cached_tokens"),
+            *("requests.first_token_ns", "requests.cached_tokens", "requests.preemptions"),
+            # Of an engine, these tell which step a slow token came from: see `ENGINE_LEAN`.
+            *("requests.itl_steps", "requests.client_id"),
         ]
     ),
     # Of a whole trace every request has its row; of another it may have to be made from its slices.
@@ -38,15 +44,21 @@ LEAN = Lean(
     ),
 )
 
+#: Likewise, of a trace with the steps of a serving engine.
+ENGINE_LEAN = replace(LEAN, without=LEAN.without - {"requests.itl_steps", "requests.client_id"})
+
 _SAME_RUN_NS = 1_000_000_000
 
 
-def build_report(trace: Trace, *, ceilings: Ceilings | None = None) -> Report:
+def build_report(
+    trace: Trace, *, ceilings: Ceilings | None = None, objectives: Sequence[Objective] = ()
+) -> Report:
     """Analyse a trace.
 
     Args:
         trace: The trace, whole or damaged.
         ceilings: Roofs to hold the run against; None takes those that the trace holds.
+        objectives: What a request should keep, for the goodput.
 
     Raises:
         EmptyRunError: If the trace holds no pass; it says which hooks were set and why none may have fired.
@@ -70,6 +82,7 @@ def build_report(trace: Trace, *, ceilings: Ceilings | None = None) -> Report:
     )
     facts = _facts(trace, primary, model, device, dtype, incomplete)
     ranks = analyze_ranks(trace, primary, groups)
+    engine = engine_figures(trace.steps, trace.passes, counted.requests, primary)
     findings = Findings(
         facts, phases, by_batch, requests, sorted_passes, basis, primary.other_share
     )
@@ -86,6 +99,11 @@ def build_report(trace: Trace, *, ceilings: Ceilings | None = None) -> Report:
         not_measured=tuple(_not_measured(trace, basis, phases, requests, ranks)),
         provenance=tuple(_provenance(trace, primary, basis, phases, sorted_passes, ranks)),
         ranks=ranks,
+        engine=engine,
+        interference=None
+        if engine is None
+        else interference(counted.requests, trace.passes, primary),
+        goodput=goodput(counted.requests, primary.model_id, objectives) if objectives else None,
     )
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from phaseprof.errors import NotMeasured
 from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings, Device
+
+if TYPE_CHECKING:
+    from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
 
 
 class Bound(enum.StrEnum):
@@ -375,6 +379,9 @@ class Report:
         damage: Parts of the trace that could not be read, one sentence each.
         not_measured: What is missing, why, and what would help.
         ranks: The ranks, if there are several.
+        engine: What a serving engine did besides running the model, and its load; None without one.
+        interference: Decode time that its requests lost to each other's prefills; None where nothing tells.
+        goodput: How many requests met the objectives; None if none were given.
         provenance: Pairs of (figure, where it comes from) for the foot line.
     """
 
@@ -390,3 +397,6 @@ class Report:
     not_measured: tuple[NotMeasured, ...]
     provenance: tuple[tuple[str, str], ...]
     ranks: RanksReport | None = None
+    engine: EngineFigures | None = None
+    interference: Interference | None = None
+    goodput: Goodput | None = None

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from phaseprof.analyzers.report import LEAN, build_report, primary_device
+from phaseprof.analyzers.report import ENGINE_LEAN, LEAN, build_report, primary_device
 from phaseprof.analyzers.results import Report
+from phaseprof.analyzers.serving import Objective
 from phaseprof.cli.render.terminal import render
 from phaseprof.collectors import ceilings as ceilings_of
 from phaseprof.collectors.ceilings import Progress
 from phaseprof.collectors.operators import record_operators
 from phaseprof.errors import CalibrationError, UsageError
 from phaseprof.records import Kernel
+from phaseprof.schema import STEPS
 from phaseprof.session import Session, current, profiled_passes
 from phaseprof.trace.meta import Ceilings
 from phaseprof.trace.reader import Trace, open_trace
@@ -187,6 +189,7 @@ def load_report(
     *,
     calibrate: bool = False,
     progress: Progress | None = None,
+    objectives: Sequence[Objective] = (),
 ) -> PrintableReport:
     """The report of a trace on disk.
 
@@ -194,14 +197,16 @@ def load_report(
         path: The trace's folder.
         calibrate: Measure the ceilings if the trace is of this machine and they are not known yet.
         progress: Told of each step of a measurement: steps done, steps in all, what is measured.
+        objectives: What a request should keep, for the goodput; see `phaseprof.analyzers.goodput`.
 
     Raises:
         TraceError: If the trace cannot be read.
         EmptyRunError: If no forward pass is in it.
     """
-    trace = open_trace(path, lean=LEAN)
+    has_steps = (Path(path) / STEPS.name).is_dir()
+    trace = open_trace(path, lean=ENGINE_LEAN if has_steps else LEAN)
     ceilings = _ceilings(trace, calibrate, progress)
-    report = build_report(trace, ceilings=ceilings)
+    report = build_report(trace, ceilings=ceilings, objectives=objectives)
     return PrintableReport(**{field.name: getattr(report, field.name) for field in fields(Report)})
 
 

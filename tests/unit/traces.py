@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from phaseprof.errors import NotMeasured
-from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, TableSpec
+from phaseprof.schema import KERNELS, PASSES, REQUESTS, SAMPLES, STEPS, TableSpec
 from phaseprof.trace.meta import Ceilings, Device, ModelMeta, ProcessMeta, SelfCost
 from phaseprof.trace.reader import Trace
 from phaseprof.work.cost import AttentionCost, ModelCost
@@ -115,6 +115,7 @@ class Timeline:
     passes: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
 
     def add(
         self,
@@ -248,6 +249,26 @@ class Timeline:
         row.update(columns)
         self.requests.append(row)
 
+    def step(self, at_ms: float, **columns: Any) -> None:
+        """Add an engine's step: 1 ms to schedule, 8 ms to execute, 1 ms to update."""
+        row: dict[str, Any] = {
+            "rank": 0,
+            "engine": 1,
+            "step": len(self.steps),
+            "model_id": "m",
+            "start_ns": START_NS + round(at_ms * MS),
+            "schedule_ns": 1 * MS,
+            "execute_ns": 8 * MS,
+            "update_ns": 1 * MS,
+            "running": 1,
+            "waiting": 0,
+            "preempted": 0,
+            "scheduled_tokens": 1,
+            "kv_usage": 0.5,
+        }
+        row.update(columns)
+        self.steps.append(row)
+
     def trace(self, *metas: ProcessMeta, damage: tuple[str, ...] = ()) -> Trace:
         """The trace as the reader gives it; one process on the stand-in CPU unless ``metas`` are given."""
         return Trace(
@@ -256,6 +277,7 @@ class Timeline:
             requests=_table(REQUESTS, self.requests),
             kernels=_table(KERNELS, self.kernels),
             samples=_table(SAMPLES, []),
+            steps=_table(STEPS, self.steps),
             metas=metas or (META,),
             damage=damage,
             size_bytes=41_000,
