@@ -383,6 +383,9 @@ def _after_fork_in_child() -> None:
     global _current, _lock
     _lock = threading.RLock()
     _flags.warmups = 0
+    # It may have been forked in the middle of a generate call or of a pass, which go on in the parent.
+    _state.here.in_pass = False
+    _state.here.generation = None
     parent, _current = _current, None
     if parent is not None:
         parent.abandon()

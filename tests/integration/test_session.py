@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    GenerationConfig,
     GenerationMixin,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -271,20 +270,6 @@ def test_training_and_scoring_are_other(llama: LlamaForCausalLM, record: Any) ->
     assert recorded.passes("phase") == [("other",), ("other",), ("prefill",)]
 
 
-def test_continuous_batching_is_said_not_to_be_followed(
-    llama: LlamaForCausalLM, record: Any
-) -> None:
-    """Its passes pack requests into one row: none is taken for prefill or decode, and the trace says why."""
-    config = GenerationConfig(max_new_tokens=4, eos_token_id=-1, pad_token_id=0, do_sample=False)
-    recorded = record(
-        lambda: llama.generate_batch([[3, 4, 5, 6], [7, 8, 9]], generation_config=config)
-    )
-    assert {len(out.generated_tokens) for out in recorded.output.values()} == {4}
-    assert set(recorded.passes("phase")) == {("other",)}
-    (note,) = recorded.trace.metas[0].not_measured
-    assert note.what == "prefill and decode under continuous batching"
-
-
 class Own(nn.Module):
     """A module of the user's own that is no transformers model."""
 
@@ -351,6 +336,45 @@ def test_forked_children_write_files_of_their_own(tmp_path: Path) -> None:
     assert trace.passes.num_rows == 2 + 3 + 4 + 5
     assert len(set(trace.passes.column("pass_id").to_pylist())) == 14
     assert sorted(trace.requests.column("output_tokens").to_pylist()) == [2, 3, 4, 5]
+
+
+FORKS_INSIDE = (
+    FORKS.split("with phaseprof")[0]
+    + """
+import multiprocessing
+
+class Fork:
+    children = []
+
+    def __call__(self, ids, scores, **kwargs):
+        if not self.children:
+            child = multiprocessing.get_context("fork").Process(target=work, args=(3,))
+            self.children.append(child)
+            child.start()
+            child.join()
+        return torch.zeros(ids.shape[0], dtype=torch.bool)
+
+with phaseprof.profile(model, sys.argv[1]):
+    model.generate(ids, max_new_tokens=4, do_sample=False, stopping_criteria=[Fork()])
+    assert Fork.children[0].exitcode == 0
+"""
+)
+
+
+def test_a_child_forked_inside_a_generate_call_begins_anew(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS_INSIDE)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "t")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    trace = open_trace(tmp_path / "t")
+    sources = set(trace.passes.column("tag_source").to_pylist())
+    assert (trace.passes.num_rows, sources) == (3 + 4, {"generate"})
+    assert sorted(trace.requests.column("output_tokens").to_pylist()) == [3, 4]
 
 
 def test_nothing_is_written_by_an_unused_import() -> None:
