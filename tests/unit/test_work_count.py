@@ -360,3 +360,48 @@ def test_a_longer_past_never_costs_less(
     later = count(cost, [Rows(past + 1, query, sequences)], logits_tokens=1, layout=None)
     assert later.flops > here.flops
     assert (later.kv_read_bytes or 0) > (here.kv_read_bytes or 0)
+
+
+def test_rows_of_few_queries_attend_to_latents_as_they_are() -> None:
+    """With r = 32 and d_rope = 4, 4 heads: a pair takes 2 * 4 * (2 * 32 + 4) = 544 FLOPs and nothing is expanded; with
+    more query tokens, what is cached is expanded for 1000 FLOPs a token and a pair takes 192."""
+    latent = replace(
+        FULL,
+        layers=1,
+        expand_flops_per_token=1_000,
+        absorbed_query_tokens=2,
+        absorbed_flops_per_pair=544,
+    )
+    cost = replace(UNTIED, attention=(latent,))
+
+    def flops(past: int, query: int) -> int:
+        return count(cost, (Rows(past, query, 1),), logits_tokens=0, layout=None).flops
+
+    assert flops(10, 1) == 10_000 + 11 * 544
+    assert flops(10, 2) == 2 * 10_000 + (11 + 12) * 544
+    assert flops(10, 3) == 3 * 10_000 + 10 * 1_000 + (11 + 12 + 13) * 192
+    together = count(cost, (Rows(10, 1, 1), Rows(10, 3, 2)), logits_tokens=0, layout=None)
+    assert together.flops == flops(10, 1) + 2 * flops(10, 3)
+
+
+def test_a_rank_runs_its_share_of_the_experts() -> None:
+    """2 of 8 experts are here, a token is sent to 4 of them, and as many tokens come from another engine."""
+    experts = ExpertsCost(
+        layers=3,
+        experts=8,
+        top_k=4,
+        expert_flops_per_token=100,
+        expert_bytes=50,
+        held=2,
+        sources=2,
+    )
+    cost = replace(UNTIED, attention=(replace(FULL, layers=1),), experts=(experts,))
+    plain = replace(cost, experts=())
+    rows = (Rows(0, 5, 1),)
+    work = count(cost, rows, logits_tokens=0, layout=None)
+    without = count(plain, rows, logits_tokens=0, layout=None)
+    assert work.flops - without.flops == 3 * (5 * 2) * 4 * 100 * 2 // 8
+    # Ten tokens miss an expert with a probability of a half each.
+    assert work.weight_bytes - without.weight_bytes == 3 * round(2 * (1 - 0.5**10) * 50)
+    everywhere = replace(experts, held=None, sources=1)
+    assert everywhere.flops(5) == 5 * 4 * 100

@@ -13,7 +13,7 @@ import transformers
 from vllm_models import load_model
 
 from phaseprof.session import Session
-from phaseprof.vllm.model import Rank, attention_backends, decoder_of, vllm_cost
+from phaseprof.vllm.model import Rank, attention_backends, vllm_cost
 from phaseprof.vllm.storage import WeightsAsLoaded
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.count import Rows, count
@@ -385,7 +385,7 @@ def test_a_session_looks_at_weights_as_they_are_loaded(load: Load, tmp_path: Pat
     session.start()
     try:
         assert base_loader.process_weights_after_loading is not before
-        hooks = next(h for h in session._hooks if type(h).__name__ == "VllmHooks")
+        hooks: Any = next(h for h in session._hooks if type(h).__name__ == "VllmHooks")
         config = make("Llama", "LlamaForCausalLM", **SMALL, quantization_config=INT8)
         model = load(config, dtype="bfloat16")
         layer = model.model.layers[0].mlp.down_proj
