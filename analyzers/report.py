@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 
 import pyarrow as pa
 
 from phaseprof.analyzers.answer import Findings, answer
 from phaseprof.analyzers.columns import column, counts, named, names, total
-from phaseprof.analyzers.engine import engine_figures
-from phaseprof.analyzers.goodput import goodput
-from phaseprof.analyzers.interference import interference
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
 from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
 from phaseprof.analyzers.ranks import not_measured as not_measured_of_ranks
 from phaseprof.analyzers.requests import RequestAnalysis, analyze_requests
 from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report, RunFacts
+from phaseprof.analyzers.served import analyze_serving
 from phaseprof.analyzers.serving import Objective
 from phaseprof.analyzers.wording import count, duration, joined, percent, sentence
 from phaseprof.errors import EmptyRunError, NotMeasured
-from phaseprof.trace.forms import Lean
 from phaseprof.trace.meta import Ceilings, Device, ModelMeta, ProcessMeta
 from phaseprof.trace.reader import Trace
-
-#: What of a trace no analysis reads: without it a report takes half the memory. What comes to be read is taken out.
-LEAN = Lean(
-    without=frozenset(
-        [
-            *("passes.context_tokens", "passes.attention_pairs", "passes.compiled", "passes.graph"),
-            *("passes.slices.phase", "passes.experts_read", "passes.kv_held_bytes"),
-            *("passes.kv_allocated_bytes", "passes.cache_copy_bytes"),
-            *("requests.first_token_ns", "requests.cached_tokens", "requests.preemptions"),
-            # Of an engine, these tell which step a slow token came from: see `ENGINE_LEAN`.
-            *("requests.itl_steps", "requests.client_id"),
-        ]
-    ),
-    # Of a whole trace every request has its row; of another it may have to be made from its slices.
-    without_if_whole=frozenset(
-        ["passes.slices.query", "passes.slices.past", "passes.slices.prompt"]
-    ),
-)
-
-#: Likewise, of a trace with the steps of a serving engine.
-ENGINE_LEAN = replace(LEAN, without=LEAN.without - {"requests.itl_steps", "requests.client_id"})
 
 _SAME_RUN_NS = 1_000_000_000
 
@@ -82,7 +57,7 @@ def build_report(
     )
     facts = _facts(trace, primary, model, device, dtype, incomplete)
     ranks = analyze_ranks(trace, primary, groups)
-    engine = engine_figures(trace.steps, trace.passes, counted.requests, primary)
+    served = analyze_serving(trace, counted.requests, primary, phases, objectives)
     findings = Findings(
         facts, phases, by_batch, requests, sorted_passes, basis, primary.other_share
     )
@@ -96,14 +71,12 @@ def build_report(
         own_cost=_own_cost(trace),
         ceilings=basis.ceilings,
         damage=trace.damage,
-        not_measured=tuple(_not_measured(trace, basis, phases, requests, ranks)),
+        not_measured=tuple(_not_measured(trace, basis, phases, requests, ranks, served.lacking)),
         provenance=tuple(_provenance(trace, primary, basis, phases, sorted_passes, ranks)),
         ranks=ranks,
-        engine=engine,
-        interference=None
-        if engine is None
-        else interference(counted.requests, trace.passes, primary),
-        goodput=goodput(counted.requests, primary.model_id, objectives) if objectives else None,
+        engine=served.engine,
+        interference=served.interference,
+        goodput=served.goodput,
     )
 
 
@@ -253,11 +226,16 @@ def _not_measured(
     phases: dict[str, PhaseFigures],
     requests: RequestAnalysis,
     ranks: RanksReport | None,
+    of_serving: Sequence[NotMeasured],
 ) -> Iterator[NotMeasured]:
     """What the processes could not measure, then what this analysis lacked; each thing once."""
     told: set[tuple[str, str]] = set()
     entries = [entry for meta in trace.metas for entry in meta.not_measured]
-    lacking = (*_lacking(basis, phases, requests), *not_measured_of_ranks(trace, ranks))
+    lacking = (
+        *_lacking(basis, phases, requests),
+        *of_serving,
+        *not_measured_of_ranks(trace, ranks),
+    )
     for entry in [*entries, *lacking]:
         # The process has said of which model, and why.
         again = entry.what == _WORK and any(e.what.startswith(f"{_WORK} of ") for e in entries)

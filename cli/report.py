@@ -19,6 +19,14 @@ def report(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of text.")
     ] = False,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMITS",
+            help="Objectives of a request, for the goodput: ttft=500ms,tpot=50ms (also e2e, queue).",
+            show_default=False,
+        ),
+    ] = None,
     width: Annotated[
         int | None,
         typer.Option(
@@ -35,11 +43,13 @@ def report(
     """
     import pyarrow as pa
 
+    from phaseprof.analyzers.goodput import parse_objectives
     from phaseprof.api import load_report
 
     # It gives back at once what is freed: a tenth less memory on a long trace. This process is ours alone.
     pa.set_memory_pool(pa.system_memory_pool())
-    loaded = load_report(trace)
+    objectives = () if slo is None else parse_objectives(slo)
+    loaded = load_report(trace, objectives=objectives)
     if as_json:
         import json
 

@@ -12,7 +12,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from phaseprof.analyzers.report import ENGINE_LEAN, LEAN, build_report, primary_device
+from phaseprof.analyzers.lean import ENGINE_LEAN, LEAN
+from phaseprof.analyzers.report import build_report, primary_device
 from phaseprof.analyzers.results import Report
 from phaseprof.analyzers.serving import Objective
 from phaseprof.cli.render.terminal import render

@@ -34,6 +34,8 @@ _ASCII = {
     "\N{MULTIPLICATION SIGN}": "x",
     "µ": "u",
     "μ": "u",
+    # Bars of eight heights.
+    **dict(zip("▁▂▃▄▅▆▇█", ".:-=+*#@", strict=True)),
     "≤": "<=",
     "≥": ">=",
     "≈": "~",

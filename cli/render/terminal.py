@@ -11,6 +11,7 @@ from rich.text import Text
 
 from phaseprof.analyzers.results import Bound, Lever, PhaseFigures, Provenance, Report, RunFacts
 from phaseprof.cli.render import units
+from phaseprof.cli.render.engine import engine_section, goodput_section, interference_section
 from phaseprof.cli.render.layout import (
     MARGIN,
     fold,
@@ -46,6 +47,11 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         _answer(report, width),
         phase_table(report.phases, report.by_batch, report.set_aside, width),
         _latencies(report, width) + _asides(report, width),
+        [
+            *engine_section(report.engine, width),
+            *interference_section(report.interference, width),
+            *goodput_section(report.goodput, width),
+        ],
         ranks_section(report.ranks, width),
         _roofline(report, width, unicode),
         _evidence(report, width),
@@ -203,13 +209,14 @@ _ASIDES: tuple[tuple[str, str, Callable[[PhaseFigures], str]], ...] = (
 
 
 def _latencies(report: Report, width: int) -> list[Text]:
-    """TTFT, TPOT and ITL under each other, so that percentiles compare down and across."""
+    """Queue, TTFT, TPOT and ITL under each other, so that percentiles compare down and across."""
     requests = report.requests
     if not requests.count:
         return keyed("Requests", ["none that count: no TTFT, TPOT or ITL"], width)
     rows = [
         (name, percentiles, unit)
         for name, percentiles, unit in (
+            ("Queue", report.engine.queue_ms if report.engine else None, "request"),
             ("TTFT", requests.ttft_ms, "request"),
             ("TPOT", requests.tpot_ms, "request"),
             ("ITL", requests.itl_ms, "gap"),

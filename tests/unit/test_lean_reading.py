@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rows import forward_pass, request
+from rows import engine_step, forward_pass, request
 
 from phaseprof.analyzers import columns
-from phaseprof.analyzers.report import LEAN, build_report
+from phaseprof.analyzers.goodput import parse_objectives
+from phaseprof.analyzers.lean import ENGINE_LEAN, LEAN
+from phaseprof.analyzers.report import build_report
 from phaseprof.phases import Phase
 from phaseprof.records import Slice, Warmup
 from phaseprof.schema import SCHEMA_VERSION
@@ -45,7 +47,7 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "trace"
 
 
-def write(trace: Path, *, complete: bool = True) -> TraceWriter:
+def write(trace: Path, *, complete: bool = True, engine: bool = False) -> TraceWriter:
     """Two requests of three passes each and a warm-up; a row that was put again lies in two parts."""
     writer = TraceWriter(trace, rank=0, pid=7)
     writer.write_meta(replace(META, complete=complete))
@@ -63,6 +65,8 @@ def write(trace: Path, *, complete: bool = True) -> TraceWriter:
         if number == 2:
             writer.flush()
             writer.put_pass(forward_pass(2, slices=(Slice("r0", Phase.DECODE, 1, 10, 9),)))
+        if engine:
+            writer.put_step(engine_step(number))
         writer.flush()
     writer.put_request(request("r0"))
     writer.flush()
@@ -173,6 +177,15 @@ def test_the_report_is_the_same(trace: Path, complete: bool) -> None:
     assert build_report(lean) == build_report(whole)
 
 
+def test_the_report_of_an_engine_is_the_same(trace: Path) -> None:
+    write(trace, engine=True).close()
+    objectives = parse_objectives("ttft=20ms,tpot=9ms,e2e=1s,queue=1ms")
+    whole = build_report(open_trace(trace), objectives=objectives)
+    assert None not in (whole.engine, whole.interference, whole.goodput)
+    opened = open_trace(trace, lean=ENGINE_LEAN)
+    assert build_report(opened, objectives=objectives) == whole
+
+
 def test_the_report_does_not_depend_on_how_many_rows_are_worked_on_at_a_time(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,12 +201,14 @@ def test_the_report_does_not_depend_on_how_many_rows_are_worked_on_at_a_time(
 def test_a_report_imports_no_pandas(trace: Path) -> None:
     """It takes longer to import than a million passes take to report on."""
     pytest.importorskip("pandas")
-    write(trace).close()
+    write(trace, engine=True).close()
     code = (
         "import json, sys\n"
-        "from phaseprof.analyzers.report import LEAN, build_report\n"
+        "from phaseprof.analyzers.lean import ENGINE_LEAN\n"
+        "from phaseprof.analyzers.report import build_report\n"
         "from phaseprof.trace.reader import open_trace\n"
-        f"report = build_report(open_trace({str(trace)!r}, lean=LEAN))\n"
+        f"report = build_report(open_trace({str(trace)!r}, lean=ENGINE_LEAN))\n"
+        "assert report.engine and report.interference\n"
         "print(json.dumps([report.phases['decode'].passes, 'pandas' in sys.modules]))"
     )
     done = subprocess.run(
