@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from vllm_engines import Recorded, counter, generate, make_engine, prompts, sampling, tokens_of
 
+from phaseprof.analyzers.goodput import parse_objectives
 from phaseprof.analyzers.report import build_report
+from phaseprof.analyzers.serving import Cause
 
 Record = Callable[[Callable[[], Any]], Recorded]
 Rows = dict[str, dict[str, Any]]
@@ -419,9 +421,31 @@ def test_a_stop_string_is_the_frontends(engine: Any, record: Record) -> None:
     assert (row["finish"], row["output_tokens"]) == ("stop", 2)
 
 
-def test_the_report_of_an_engine(engine: Any, record: Record) -> None:
+def test_the_report_tells_whose_prompt_slowed_whom(engine: Any, record: Record) -> None:
+    """32 tokens a step: the prompt of 90 takes 26, 31, 31 and 2 of them, the last three beside one that decodes."""
     engine.reset_prefix_cache()
-    recorded = record(lambda: generate(engine, prompts(5, 90, 8, first=107), sampling(9)))
-    report = build_report(recorded.trace)
-    assert report.requests.count > 0
+
+    def run() -> Any:
+        # What comes first is cold.
+        generate(engine, prompts(5, 60, first=107), sampling(4))
+        return generate(engine, prompts(6, 90, first=117), sampling(12))
+
+    recorded = record(run)
+    joined(recorded)
+    decodes, prefills = (output.request_id for output in recorded.output)
+    report = build_report(recorded.trace, objectives=parse_objectives("ttft=3600s"))
     assert report.facts.engine.startswith("vllm 0.")
+    assert (report.requests.count, report.requests.output_tokens) == (2, 24)
+    found = report.interference
+    assert found is not None
+    assert (found.tokens, found.slowed, found.held) == (22, 3, 0)
+    slow = [each for each in found.slowest if each.cause is Cause.PREFILL]
+    assert {each.client_id for each in slow} <= {decodes}
+    assert {each.by for each in slow} <= {(prefills,)}
+    assert {(each.token, each.prefill_tokens) for each in slow} <= {(1, 31), (2, 31), (3, 2)}
+    load = report.engine
+    assert load is not None
+    assert (load.engines, load.running_max, load.preemptions) == (1, 2, 0)
+    assert 0 < load.overhead_share < 1
+    assert report.goodput is not None
+    assert (report.goodput.requests, report.goodput.share) == (2, 1.0)
