@@ -26,6 +26,7 @@ from phaseprof.schema import KERNELS
 from phaseprof.settling.settler import Settler
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.writer import TraceWriter, to_arrow
+from phaseprof.vllm.events import StepRan
 
 log = logging.getLogger("phaseprof")
 
@@ -38,6 +39,8 @@ MAX_WAITING = 200_000
 SHED_ABOVE, SHED_TO = 150_000, 100_000
 #: Events that are settled at a stretch (half a millisecond), and how long the others then have the interpreter.
 STRETCH = 16
+#: Requests of an engine's step that take as long as another event.
+STEP_WEIGHT = 8
 PAUSE_S = 0.0001
 #: After so long there is no time left to pause: the machine is busy, or more has come than can be settled politely.
 POLITE_S = 0.1
@@ -258,13 +261,17 @@ class Recorder:
         waiting = len(queue)
         polite_until = time.monotonic() + POLITE_S
         shed = waiting - SHED_TO if waiting > SHED_ABOVE else 0
+        weight = 0
         for number in range(1, waiting + 1):
             taken = queue.popleft()
             if type(taken) is tuple and shed > 0:
                 shed -= 1
                 continue
             self._settle(taken)
-            if number % STRETCH == 0 and time.monotonic() < polite_until:
+            # A step of an engine is as much work as its requests are, a pass as little as any event.
+            weight += 1 if type(taken) is not StepRan else 1 + len(taken.scheduled) // STEP_WEIGHT
+            if weight >= STRETCH and time.monotonic() < polite_until:
+                weight = 0
                 time.sleep(PAUSE_S)
             if number % PENDING_ROWS == 0 and writer.pending_rows >= PENDING_ROWS:
                 writer.flush()

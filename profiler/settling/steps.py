@@ -29,7 +29,7 @@ from phaseprof.vllm.events import (
     StepSkipped,
     WorkerEvent,
 )
-from phaseprof.work.count import Rows
+from phaseprof.work.count import Adapted, Rows
 from phaseprof.work.paged import PagedPool
 
 
@@ -48,6 +48,7 @@ class _Request:
         ended: It has got its last token.
         guessed: It was running before the session, and whether its prompt is longer than what was seen is not known.
         scored: Logits are computed for its prompt as well: it asked for their log probabilities.
+        adapter: The number of its LoRA adapter; 0 without.
     """
 
     prompt: int
@@ -60,6 +61,17 @@ class _Request:
     ended: bool = False
     guessed: bool = False
     scored: bool = False
+    adapter: int = 0
+
+    def decodes(self, past: int) -> bool:
+        """Whether a step of one token goes on where the last one ended, behind all that was ever computed."""
+        return (
+            past == self.end
+            and past == self.computed
+            and past >= self.prompt
+            and not self.ended
+            and not self.scored
+        )
 
     def scores(self, past: int, query: int) -> int:
         """Positions of its prompt that a step computes logits for, besides its last one: each that another token of
@@ -83,8 +95,9 @@ class _Request:
         """
         kept = count
         if self.stops:
-            kept = next((n for n, token in enumerate(tokens, 1) if token in self.stops), count)
-            self.ended |= kept < count or (count > 0 and tokens[kept - 1] in self.stops)
+            kept = next((n for n, token in enumerate(tokens, 1) if token in self.stops), 0)
+            self.ended |= kept > 0
+            kept = kept or count
         if self.limit is not None and self.outputs + kept >= self.limit:
             kept = self.limit - self.outputs
             self.ended = True
@@ -120,10 +133,12 @@ class _Runner:
     Attributes:
         requests: Those that have not ended, by the engine's id.
         waiting: Steps that are not put yet, and what was skipped between them, in order.
+        adapts: A request with an adapter was seen.
     """
 
     requests: dict[str, _Request] = field(default_factory=dict)
     waiting: deque[_Step | StepSkipped] = field(default_factory=deque)
+    adapts: bool = False
 
 
 class Steps:
@@ -198,9 +213,18 @@ class Steps:
         drafted = accepted = 0
         told = True
         scored = 0
+        # Nothing but one token of each can come of most steps, for most requests.
+        plain = step.error is None and not drafts and not ran.encodes
         for name, query in ran.scheduled.items():
             request = requests[name]
             past = pasts[name]
+            if plain and query == 1 and request.decodes(past) and name in got:
+                rows.append(Rows(past, 1, 1))
+                slices.append(Slice(name, Phase.DECODE, 1, past, request.prompt))
+                decode += 1
+                request.end = request.computed = past + 1
+                request.takes(*got[name])
+                continue
             if request.end is not None and past > request.end and name not in ran.resumed:
                 past = request.end
             rows.append(Rows(past, query, 1))
@@ -267,10 +291,17 @@ class Steps:
             ),
             tuple(rows),
             scored if ran.ends == "sample" else 0,
+            _adapted(runner, ran) if runner.adapts else None,
         )
 
     def _put(
-        self, step: _Step, tokens: PassTokens, tag: Tag, rows: tuple[Rows, ...], scored: int
+        self,
+        step: _Step,
+        tokens: PassTokens,
+        tag: Tag,
+        rows: tuple[Rows, ...],
+        scored: int,
+        adapted: Adapted | None,
     ) -> None:
         ran = step.ran
         packed = sum(ran.scheduled.values())
@@ -286,6 +317,7 @@ class Steps:
                 padding=max((ran.padded or 0) - packed, 0),
                 pool=self.pools.get(ran.model_id),
                 graph=ran.graph,
+                adapted=adapted,
             ),
         )
 
@@ -300,6 +332,7 @@ def _meet(runner: _Runner, ran: StepRan) -> dict[str, int]:
         request = requests.get(name)
         if request is None:
             requests[name] = _new_request(new)
+            runner.adapts |= requests[name].adapter > 0
         else:
             # It resumes (V2), or it goes on with another turn that has become part of its prompt.
             request.prompt = int(new.prompt_len)
@@ -318,6 +351,9 @@ def _meet(runner: _Runner, ran: StepRan) -> dict[str, int]:
 def _new_request(new: Any) -> _Request:
     sampling = new.sampling_params
     request = _Request(prompt=int(new.prompt_len))
+    adapter = getattr(new, "lora_request", None)
+    if adapter is not None:
+        request.adapter = int(adapter.lora_int_id)
     if sampling is not None:
         request.limit = sampling.max_tokens
         request.scored = getattr(sampling, "prompt_logprobs", None) is not None
@@ -333,6 +369,21 @@ def _running_request(past: int, outputs: int) -> _Request:
         prompt = max(past + 1 - outputs, 1)
         return _Request(prompt=prompt, computed=past, begun=True, outputs=outputs)
     return _Request(prompt=past, computed=past, begun=True, guessed=True)
+
+
+def _adapted(runner: _Runner, ran: StepRan) -> Adapted | None:
+    """The tokens of a step whose requests have adapters."""
+    tokens = logits = 0
+    adapters: set[int] = set()
+    for name, query in ran.scheduled.items():
+        adapter = runner.requests[name].adapter
+        if adapter:
+            tokens += query
+            logits += 1 + (ran.drafts or {}).get(name, 0)
+            adapters.add(adapter)
+    if not adapters:
+        return None
+    return Adapted(tokens, logits if ran.ends == "sample" else 0, len(adapters))
 
 
 def _forget(runner: _Runner, event: StepRan | StepSkipped) -> None:
