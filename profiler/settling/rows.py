@@ -14,7 +14,7 @@ from phaseprof.routing import Routing
 from phaseprof.sequences import PassTokens
 from phaseprof.timers import Span
 from phaseprof.work.cost import ModelCost
-from phaseprof.work.count import Rows, Work, can_count_experts, count, pairs
+from phaseprof.work.count import Adapted, Rows, Work, can_count_experts, count, pairs
 from phaseprof.work.kv import KvLayout
 from phaseprof.work.paged import PagedPool
 
@@ -74,12 +74,14 @@ class PackedRow:
         padding: Slots of the row beyond them. Each is computed like a token that attends to itself.
         pool: The cache; None if it is not known.
         graph: The pass was a CUDA graph.
+        adapted: Tokens of those of them that have an adapter of their own; None without.
     """
 
     rows: tuple[Rows, ...]
     padding: int
     pool: PagedPool | None
     graph: bool = False
+    adapted: Adapted | None = None
 
 
 @dataclass(slots=True)
@@ -259,6 +261,7 @@ class PassRows:
             layout=None if pool is None or not cached else pool.layout,
             cached=cached,
             experts_read=experts_read,
+            adapted=packing.adapted,
         )
         return work if pool is None else pool.refine(work, packing.rows)
 

@@ -23,7 +23,7 @@ from phaseprof.vllm.storage import (
     held_matrix,
     held_numbers,
 )
-from phaseprof.work.cost import AttentionCost, ExpertsCost, ModelCost, StateCost
+from phaseprof.work.cost import AdapterCost, AttentionCost, ExpertsCost, ModelCost, StateCost
 from phaseprof.work.decoder import grouped, grouped_experts
 from phaseprof.work.modules import Kind, class_name, kind_of, matrix_of, own_parameters
 from phaseprof.work.packed import Stored
@@ -138,6 +138,7 @@ class _Walk:
     linear_flops: int = 0
     row_flops: int = 0
     head_flops: int = 0
+    adapter: AdapterCost | None = None
     head: Any = None
     body: list[Held] = field(default_factory=list)
     head_held: list[Held] = field(default_factory=list)
@@ -213,6 +214,7 @@ class _Walk:
             experts=grouped_experts(self.experts),
             states=grouped(self.states),
             row_flops=self.row_flops,
+            adapter=self.adapter,
         )
 
     def _check_shared(self, decoder: nn.Module) -> None:
@@ -235,7 +237,8 @@ class _Walk:
             NotCovered: If its work is not known.
         """
         if is_kind(module, "BaseLayerWithLoRA"):
-            raise NotCovered("LoRA adapters, which differ from request to request")
+            self._read_adapters(path, module)
+            return
         if class_name(module) in _ABSENT:
             return
         if module is self.head:
@@ -320,6 +323,38 @@ class _Walk:
             )
         bias = outputs if own_parameters(module).get("bias") is not None else 0
         self.body.append(self._held(path, module, inputs * outputs, bias))
+
+    def _read_adapters(self, path: str, module: Any) -> None:
+        """The room for adapters beside a layer, which itself is a module inside. Each slot has the matrices of
+        one adapter, of the highest rank that the engine allows, whatever rank the adapter has."""
+        before, after = module.lora_a_stacked, module.lora_b_stacked
+        slots = [*before, *after] if isinstance(before, tuple) else [before, after]
+        elements = [int(stacked[0].numel()) for stacked in slots]
+        size = sum(
+            n * int(stacked.element_size()) for n, stacked in zip(elements, slots, strict=True)
+        )
+        old = self.adapter or AdapterCost()
+        if is_kind(module, "BaseLinearLayerWithLoRA"):
+            self.adapter = replace(
+                old,
+                flops_per_token=old.flops_per_token + 2 * sum(elements),
+                body_bytes=old.body_bytes + size,
+            )
+        elif is_kind(module, "LogitsProcessorWithLoRA"):
+            self.adapter = replace(
+                old, head_flops_per_token=2 * sum(elements), head_bytes=old.head_bytes + size
+            )
+        elif is_kind(module, "VocabParallelEmbeddingWithLoRA"):
+            # A row is looked up, and made as wide as a hidden state.
+            self.adapter = replace(
+                old,
+                flops_per_token=old.flops_per_token + 2 * elements[1],
+                body_bytes=old.body_bytes + elements[1] * int(after.element_size()),
+                lookup_bytes_per_token=int(before.shape[-1]) * int(before.element_size()),
+            )
+        else:
+            what = f"{general(path)} ({class_name(module)})"
+            raise NotCovered(f"{what}: LoRA adapters of a kind that is not known")
 
     def _read_head(self, module: Any) -> None:
         rows, width = int(module.num_embeddings_per_partition), int(module.embedding_dim)

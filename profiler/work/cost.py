@@ -151,6 +151,26 @@ class CrossAttentionCost:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterCost:
+    """One LoRA adapter of an engine in which each request may have its own (vLLM). Its matrices have the rank that the
+    engine makes room for, whatever the adapter's own.
+
+    Attributes:
+        flops_per_token: 2 r (inputs + outputs) of every layer.
+        head_flops_per_token: The same of the output head, for positions that need logits.
+        body_bytes: Bytes of its matrices that a step reads whole, without those beside the head.
+        head_bytes: Bytes of those beside the head.
+        lookup_bytes_per_token: Bytes of its rows in lookup tables that are read for one token.
+    """
+
+    flops_per_token: int = 0
+    head_flops_per_token: int = 0
+    body_bytes: int = 0
+    head_bytes: int = 0
+    lookup_bytes_per_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCost:
     """What one pass of a model costs, per token, per attended pair and per pass.
 
@@ -183,6 +203,7 @@ class ModelCost:
         row_flops: FLOPs spent once for each sequence and not for each token: a pooler, a classifier on top of it;
             negative where a class token needs less than another one.
         counted: The FLOPs come from torch's counter on a stand-in without data, and not from a closed form.
+        adapter: What the adapter of a request adds, where each may have its own; None where there is no room for any.
     """
 
     linear_flops_per_token: int
@@ -204,6 +225,7 @@ class ModelCost:
     stored: tuple[tuple[str, int], ...] = ()
     counted: bool = False
     row_flops: int = 0
+    adapter: AdapterCost | None = None
 
     @property
     def covered(self) -> bool:
@@ -235,6 +257,8 @@ class ModelCost:
         fields["cross"] = _groups(CrossAttentionCost, fields.get("cross", ()))
         fields["not_covered"] = tuple(fields.get("not_covered", ()))
         fields["stored"] = tuple((str(d), int(size)) for d, size in fields.get("stored", ()))
+        adapter = fields.get("adapter")
+        fields["adapter"] = None if adapter is None else AdapterCost(**adapter)
         encoder = fields.get("encoder")
         fields["encoder"] = None if encoder is None else cls.from_json(encoder)
         return cls(**fields)

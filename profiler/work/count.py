@@ -56,6 +56,21 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapted:
+    """Tokens of a pass whose requests have adapters, each its own.
+
+    Attributes:
+        tokens: How many.
+        logits: Positions of them for which the head was computed.
+        adapters: Different ones.
+    """
+
+    tokens: int
+    logits: int
+    adapters: int
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one forward pass computes and has to move. Fields are columns of the `passes` table.
 
@@ -122,6 +137,7 @@ def count(
     masked: bool = False,
     source: Source | None = None,
     experts_read: int | None = None,
+    adapted: Adapted | None = None,
 ) -> Work:
     """The work of one forward pass.
 
@@ -138,6 +154,7 @@ def count(
         source: What the layers of cross attention attend to; None: they are not run.
         experts_read: Distinct routed experts that the pass reads, summed over the layers; None: the number that an even
             spread of its tokens gives.
+        adapted: Tokens of requests with an adapter; None: there are none.
 
     Raises:
         ValueError: If the closed form does not hold for the model.
@@ -156,9 +173,17 @@ def count(
         flops += experts.layers * experts.flops(tokens)
     if cached:
         flops += _expansion_flops(cost, rows)
+    weights = _weight_bytes(cost, tokens, logits_tokens, experts_read)
+    if adapted is not None and cost.adapter is not None:
+        adapter = cost.adapter
+        flops += adapter.flops_per_token * adapted.tokens
+        flops += adapter.head_flops_per_token * adapted.logits
+        weights += adapter.lookup_bytes_per_token * adapted.tokens
+        weights += adapter.body_bytes * adapted.adapters
+        weights += adapter.head_bytes * adapted.adapters if adapted.logits else 0
     work = Work(
         flops=flops,
-        weight_bytes=_weight_bytes(cost, tokens, logits_tokens, experts_read),
+        weight_bytes=weights,
         kv_read_bytes=None,
         kv_write_bytes=None,
         kv_held_bytes=None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +82,46 @@ def latent_engine(visible_matrices: None, tmp_path_factory: pytest.TempPathFacto
         architectures=["DeepseekV3ForCausalLM"],
     ).save_pretrained(folder)
     return make_engine(folder, block_size=16)
+
+
+RANK, ROOM = 4, 8
+
+
+@pytest.fixture(scope="module")
+def adapted_engine(
+    visible_matrices: None, llama_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Any]:
+    """An engine with room for two adapters of rank 8, and an adapter of rank 4 for all linear layers."""
+    from safetensors.torch import save_file
+    from vllm.lora.request import LoRARequest
+
+    folder = tmp_path_factory.mktemp("adapter")
+    shapes = {
+        "self_attn.q_proj": (128, 128),
+        "self_attn.k_proj": (128, 64),
+        "self_attn.v_proj": (128, 64),
+        "self_attn.o_proj": (128, 128),
+        "mlp.gate_proj": (128, 256),
+        "mlp.up_proj": (128, 256),
+        "mlp.down_proj": (256, 128),
+    }
+    tensors = {}
+    for layer in range(2):
+        for name, (inputs, outputs) in shapes.items():
+            path = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{path}.lora_A.weight"] = torch.ones(RANK, inputs) / inputs
+            tensors[f"{path}.lora_B.weight"] = torch.ones(outputs, RANK) / RANK
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": RANK,
+        "target_modules": [name.rpartition(".")[2] for name in shapes],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    engine = make_engine(llama_folder, enable_lora=True, max_loras=2, max_lora_rank=ROOM)
+    return engine, LoRARequest("adapter", 7, str(folder))
 
 
 def runner_of(engine: Any) -> Any:
@@ -181,6 +223,37 @@ def test_latent_attention_by_torchs_counter(
     # One latent and one rotary key for all heads.
     assert recorded.passes("kv_write_bytes") == [(2 * 576 * 4 * n,) for n in (24, 1, 1, 1)]
     assert recorded.passes("kv_read_bytes") == [(2 * 576 * 4 * n,) for n in (24, 25, 26, 27)]
+
+
+def test_adapters_of_requests_by_torchs_counter(
+    adapted_engine: tuple[Any, Any], record: Record
+) -> None:
+    """Matrices of an adapter are padded to the rank that there is room for, and multiplied like that."""
+    engine, adapter = adapted_engine
+    flops: list[int] = []
+
+    def run() -> Any:
+        result, seen = counted(
+            lambda: engine.generate(
+                prompts(20, first=33), sampling(3), lora_request=adapter, use_tqdm=False
+            )
+        )
+        flops.append(seen)
+        return result
+
+    with_adapter = record(run)
+    attention = 2 * 4 * 4 * 32 * pairs(0, 22)
+    assert with_adapter.sum("flops") == flops[0] + attention
+    without = record(lambda: generate(engine, prompts(20, first=34), sampling(3)))
+    # Fused layers have an adapter for each of their parts; of the table of tokens, one side is looked up.
+    widths = 2 * (128 + 128 + 2 * (128 + 64) + (128 + 128) + 3 * (128 + 256))
+    head = 128 + 256
+    assert with_adapter.sum("flops") - without.sum("flops") == 2 * ROOM * (
+        22 * (widths + 128) + 3 * head
+    )
+    assert with_adapter.sum("weight_bytes") - without.sum("weight_bytes") == 4 * ROOM * (
+        3 * (widths + 128 + head) + 22
+    )
 
 
 def test_what_a_prompt_writes_is_in_the_cache(engine: Any, record: Record) -> None:
