@@ -55,6 +55,13 @@ def test_a_decoder_that_embeds_prefills(llama_folder: Path, record: Record) -> N
         "prefill | b: prefill 23+17",
     ]
     assert recorded.passes("logits_tokens") == [(0,), (0,)]
+    # They end with their embedding: no token came, first or later.
+    told = [
+        (row["prompt_tokens"], row["output_tokens"], row["finish"], row["ttft_ns"], row["tpot_ns"])
+        for row in recorded.trace.requests.to_pylist()
+    ]
+    assert sorted(told) == [(9, 0, "stop", None, None), (40, 0, "stop", None, None)]
+    assert all(row["queue_ns"] >= 0 for row in recorded.trace.requests.to_pylist())
     plain = embedder.embed(inputs, use_tqdm=False)
     assert [one.outputs.embedding for one in recorded.output] == [
         one.outputs.embedding for one in plain
@@ -71,3 +78,9 @@ def test_an_encoder_encodes(bert_folder: Path, record: Record) -> None:
     assert recorded.passes("role", "prefill_tokens", "decode_tokens", "padding_tokens") == [
         ("encoder", 0, 0, 0)
     ]
+    models = {
+        *recorded.trace.requests.column("model_id").to_pylist(),
+        *recorded.trace.steps.column("model_id").to_pylist(),
+        *recorded.trace.passes.column("model_id").to_pylist(),
+    }
+    assert models == {"vllm-BertModel-1"}
