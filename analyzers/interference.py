@@ -81,7 +81,8 @@ def interference(requests: pa.Table, passes: pa.Table, primary: Primary) -> Inte
         passes: The `passes` table.
         primary: Which model.
     """
-    rows = _steady(requests.filter(named(names(requests, "model_id"), primary.model_id)))
+    everyone = requests.filter(named(names(requests, "model_id"), primary.model_id))
+    rows = _steady(everyone)
     mine = pc.and_(
         named(names(passes, "model_id"), primary.model_id),
         named(names(passes, "role"), *primary.roles),
@@ -113,7 +114,10 @@ def interference(requests: pa.Table, passes: pa.Table, primary: Primary) -> Inte
         held=total(pc.cast(tokens.held, _I64)),
         held_ms=total(held) / 1e6,
         worst=tuple(_worst(rows, tokens, losses)),
-        slowest=tuple(_slowest(rows, passes, tokens, usual, pc.add(lost, held))),
+        slowest=(
+            *_slowest(rows, everyone, passes, tokens, usual, lost, Cause.PREFILL),
+            *_slowest(rows, everyone, passes, tokens, usual, held, Cause.HELD),
+        ),
     )
 
 
@@ -208,16 +212,21 @@ def _worst(requests: pa.Table, tokens: _Tokens, losses: pa.Array) -> Iterator[Re
 
 
 def _slowest(
-    requests: pa.Table, passes: pa.Table, tokens: _Tokens, usual: pa.Array, over: pa.Array
+    requests: pa.Table,
+    everyone: pa.Table,
+    passes: pa.Table,
+    tokens: _Tokens,
+    usual: pa.Array,
+    over: pa.Array,
+    cause: Cause,
 ) -> Iterator[SlowToken]:
     ids, clients = column(requests, "request_id"), column(requests, "client_id")
     for place in _largest(over):
         row, step = tokens.request[place].as_py(), tokens.step[place].as_py()
-        cause = Cause.PREFILL if tokens.slowed[place].as_py() else Cause.HELD
         own = str(ids[row].as_py())
         by: tuple[str, ...] = ()
         if cause is Cause.PREFILL:
-            by = tuple(_prefilling(requests, passes, tokens.pass_row[place].as_py(), step))
+            by = tuple(_prefilling(everyone, passes, tokens.pass_row[place].as_py(), step))
         yield SlowToken(
             request_id=own,
             client_id=clients[row].as_py(),
@@ -239,10 +248,9 @@ def _prefilling(requests: pa.Table, passes: pa.Table, pass_row: int, step: int) 
     rows = pc.index_in(to_column(served, pa.string()), value_set=column(requests, "request_id"))
     for name, row in zip(served, rows.to_pylist(), strict=True):
         if row is None:
-            yield name
             continue
-        steps = requests.column("itl_steps")[row].as_py() or ()
-        if step not in steps:
+        steps = requests.column("itl_steps")[row].as_py()
+        if steps is not None and step not in steps:
             yield str(requests.column("client_id")[row].as_py() or name)
 
 

@@ -131,7 +131,7 @@ class Interference:
         held: Tokens before which more steps than usual passed without their request. held_ms: Their latencies beyond
             the typical one, summed.
         worst: The requests that lost the most.
-        slowest: The tokens that came latest.
+        slowest: The tokens that came latest, by cause.
     """
 
     tokens: int

@@ -18,8 +18,9 @@ from phaseprof.analyzers.serving import (
 from phaseprof.cli.render import units
 from phaseprof.cli.render.layout import KEY_WIDTH, MARGIN, key_of, keyed
 
-#: Requests, and tokens, that are named.
+#: Requests that are named, and tokens of each cause.
 _NAMED = 3
+_NAMED_TOKENS = 2
 #: Fewer stretches are no course over time.
 _FEW = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -115,7 +116,12 @@ def interference_section(found: Interference | None, width: int) -> list[Text]:
         )
         lines += keyed("Held back", [text], width)
     lines += keyed("Lost most", map(_loss, found.worst[:_NAMED]), width)
-    return lines + keyed("Slowest tokens", map(_slow, found.slowest[:_NAMED]), width)
+    slowest = [
+        each
+        for cause in Cause
+        for each in [token for token in found.slowest if token.cause is cause][:_NAMED_TOKENS]
+    ]
+    return lines + keyed("Slowest tokens", map(_slow, slowest), width)
 
 
 def _loss(each: RequestLoss) -> str:

@@ -208,6 +208,19 @@ def test_warm_requests_and_those_that_do_not_tell_are_left_out() -> None:
     assert interference(trace.requests, trace.passes, PRIMARY) is None
 
 
+def test_one_that_decodes_beside_it_is_not_to_blame() -> None:
+    """It is left out as warm-up; the prompt is that of another one, which is left out as well."""
+    engine = Engine()
+    engine.step(20, prefill={"a": 9, "b": 9})
+    for _ in range(5):
+        engine.step(10, ("a", "b"))
+    engine.step(60, ("a", "b"), {"c": 400})
+    engine.step(10, ("a", "b", "c"))
+    found = engine.analyse(b={"warmup": "first"}, c={"warmup": "first"})
+    assert found is not None
+    assert [(each.client_id, each.by) for each in found.slowest] == [("client-a", ("client-c",))]
+
+
 def test_the_same_step_of_two_ranks_is_two_steps() -> None:
     """Rank 1 computes a prompt in its step 4, rank 0 does not."""
     engine = Engine()
