@@ -47,7 +47,8 @@ class _Request:
         stops: Tokens that end it.
         ended: It has got its last token.
         guessed: It was running before the session, and whether its prompt is longer than what was seen is not known.
-        scored: Logits are computed for its prompt as well: it asked for their log probabilities.
+        scored: Logits are computed for its prompt as well, until that is whole: it asked for their log probabilities.
+        together: The runner (V2) then computes them for all tokens of a step.
         adapter: The number of its LoRA adapter; 0 without.
     """
 
@@ -61,6 +62,7 @@ class _Request:
     ended: bool = False
     guessed: bool = False
     scored: bool = False
+    together: bool = False
     adapter: int = 0
 
     def decodes(self, past: int) -> bool:
@@ -75,8 +77,9 @@ class _Request:
 
     def scores(self, past: int, query: int) -> int:
         """Positions of its prompt that a step computes logits for, besides its last one: each that another token of
-        the prompt follows."""
-        return max(min(query, self.prompt - past - 1), 0) if self.scored else 0
+        the prompt follows. Once the prompt is whole they are known, also after a preemption."""
+        self.scored = past + query < self.prompt
+        return max(min(query, self.prompt - past - 1), 0)
 
     def meets(self, past: int) -> int:
         """Tokens of the prompt that it finds in the cache though they were never computed for it: at its first step,
@@ -213,6 +216,7 @@ class Steps:
         drafted = accepted = 0
         told = True
         scored = 0
+        together = False
         # Nothing but one token of each can come of most steps, for most requests.
         plain = step.error is None and not drafts and not ran.encodes
         for name, query in ran.scheduled.items():
@@ -230,6 +234,7 @@ class Steps:
             rows.append(Rows(past, query, 1))
             if request.scored:
                 scored += request.scores(past, query)
+                together |= request.together
             if request.ended:
                 # Scheduled before its last token was known.
                 surplus += query
@@ -290,7 +295,7 @@ class Steps:
                 accepted=accepted if told else None,
             ),
             tuple(rows),
-            scored if ran.ends == "sample" else 0,
+            0 if ran.ends != "sample" else sum(ran.scheduled.values()) if together else scored,
             _adapted(runner, ran) if runner.adapts else None,
         )
 
@@ -357,6 +362,8 @@ def _new_request(new: Any) -> _Request:
     if sampling is not None:
         request.limit = sampling.max_tokens
         request.scored = getattr(sampling, "prompt_logprobs", None) is not None
+        # What only the scheduler of a V2 runner fills in.
+        request.together = getattr(new, "prefill_token_ids", None) is not None
         stops = list(getattr(sampling, "stop_token_ids", None) or ())
         end = getattr(sampling, "eos_token_id", None)
         request.stops = frozenset(stops if end is None else [*stops, end])
