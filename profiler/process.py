@@ -69,12 +69,15 @@ class ProcessPlace:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._place = place_of(os.environ if environment is None else environment)
+        self._launched = self._place.rank > 0
 
     def now(self) -> Place:
         """The place. What a process group has said once stands, also after the group is destroyed."""
         if self._place.source != _GROUP:
             self._place = _in_group(self._place)
-        if not self._place.source and _said is not None:
+        if _said is not None and not self._launched and _said != self._place.rank:
+            # Also against a process group, which is that of one replica where there are several, and a batch script,
+            # which is task 0 with all that it spawns.
             return replace(self._place, rank=_said, source="engine")
         return self._place
 
@@ -84,8 +87,8 @@ _said: int | None = None
 
 
 def say_rank(rank: int) -> None:
-    """Say as which rank this process counts where neither a launcher nor a process group says it: an engine's core,
-    that runs no model, writes beside its first worker."""
+    """Say as which rank this process counts where no launcher has placed it behind others: a worker among those of all
+    replicas of its engine, and an engine's core, that runs no model, beside its first worker."""
     global _said
     _said = rank
 

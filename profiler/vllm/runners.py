@@ -13,6 +13,7 @@ from typing import Any
 
 from phaseprof.errors import NotMeasured
 from phaseprof.hooks.models import SeenModel
+from phaseprof.process import say_rank
 from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
 from phaseprof.vllm.names import model_id_of
@@ -129,6 +130,11 @@ class RunnerBook:
         seen.compiled = _is_compiled(runner)
         seen.encodes = getattr(config, "attn_type", None) == "encoder_only"
         work = self._work(runner, class_name)
+        parallel = getattr(runner, "parallel_config", None)
+        if parallel is not None:
+            # The process group is that of one replica; the engine counts the workers of all.
+            replica = int(getattr(parallel, "data_parallel_index", 0))
+            say_rank(replica * int(parallel.world_size) + int(parallel.rank))
         device = self._describe(runner.device)
         seen.timer = self._make_timer(runner.device)
         if seen.timer is not None:

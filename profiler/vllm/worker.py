@@ -85,9 +85,11 @@ class _Open:
         "warmup",
     )
 
-    def __init__(self, seen: SeenRunner, output: Any, thread_id: int, flags: Flags) -> None:
+    def __init__(
+        self, seen: SeenRunner, step: int, output: Any, thread_id: int, flags: Flags
+    ) -> None:
         self.seen = seen
-        self.step = seen.steps
+        self.step = step
         self.thread_id = thread_id
         self.warmup = flags.warmups > 0
         self.profiled = flags.profiled
@@ -419,13 +421,14 @@ class WorkerHook:
                 before = self._runners.setup_ns
                 seen = self._runners.find(runner)
                 self.own_ns -= self._runners.setup_ns - before
-            opened = _Open(seen, output, here.native_id, self._flags)
+            # Counted first: one that cannot be read is a step of the engine nevertheless.
+            step = seen.steps
+            seen.steps = step + 1
+            self.steps += 1
+            return _Open(seen, step, output, here.native_id, self._flags)
         except Exception as failure:
             self._failed("reading a step of vLLM", failure)
             return None
-        seen.steps += 1
-        self.steps += 1
-        return opened
 
     def _executed(self, runner: Any, opened: _Open, result: Any) -> None:
         """`execute_model` has returned: the step goes on, or ends here."""

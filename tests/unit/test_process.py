@@ -14,6 +14,7 @@ from phaseprof.process import (
     first_pass_id,
     job_of,
     place_of,
+    say_rank,
     this_host,
 )
 
@@ -107,6 +108,33 @@ def test_a_process_group_overrules_the_launcher(group: Group) -> None:
 def test_the_local_rank_of_the_launcher_stands_where_the_ranks_agree(group: Group) -> None:
     group.rank, group.world_size = 3, 4
     assert ProcessPlace(TORCHRUN).now() == Place(3, 4, 1, "torch.distributed", 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "of_group", "rank"),
+    [
+        # A worker of the second replica of two, alone or with another rank in its group.
+        ({}, None, 5),
+        ({}, 1, 5),
+        # Within a batch script of Slurm, which is task 0.
+        ({"SLURM_PROCID": "0"}, 1, 5),
+        # An engine of its own in each process of a job.
+        (TORCHRUN, None, 3),
+    ],
+)
+def test_what_an_engine_says_of_its_workers(
+    group: Group,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    of_group: int | None,
+    rank: int,
+) -> None:
+    monkeypatch.setattr("phaseprof.process._said", None)
+    place = ProcessPlace(environment)
+    group.rank = of_group
+    place.now()
+    say_rank(5)
+    assert place.now().rank == rank
 
 
 def test_a_group_of_one_knows_nothing_of_the_others(group: Group) -> None:
