@@ -14,6 +14,7 @@ from phaseprof.analyzers.phases import Basis
 from phaseprof.analyzers.requests import RequestAnalysis
 from phaseprof.analyzers.results import Bound, Confidence, PhaseFigures, RunFacts
 from phaseprof.analyzers.roofline import batch_cost_ratio
+from phaseprof.analyzers.served import Served, serving_sentences
 from phaseprof.analyzers.wording import (
     byte_rate,
     count,
@@ -47,6 +48,7 @@ class Findings:
         passes: What counts and what does not.
         basis: Cost and roofs.
         other_share: Share of the time of all passes in other models.
+        served: How a serving engine served its requests; None if that was not looked at.
     """
 
     facts: RunFacts
@@ -56,6 +58,7 @@ class Findings:
     passes: SortedPasses
     basis: Basis
     other_share: float
+    served: Served | None = None
 
 
 def answer(findings: Findings) -> tuple[str, ...]:
@@ -70,7 +73,13 @@ def answer(findings: Findings) -> tuple[str, ...]:
     lines = [_verdict(figures, findings.basis) for figures in told]
     if told:
         lines.append(_time_and_lever(told[0], findings))
-    return (*lines, *_missing_phases(findings), *_mixed(findings), *_notes(findings))
+    return (
+        *lines,
+        *_missing_phases(findings),
+        *_mixed(findings),
+        *serving_sentences(findings.served),
+        *_notes(findings),
+    )
 
 
 def _is_minor(figures: PhaseFigures) -> bool:

@@ -59,7 +59,7 @@ def build_report(
     ranks = analyze_ranks(trace, primary, groups)
     served = analyze_serving(trace, counted.requests, primary, phases, objectives)
     findings = Findings(
-        facts, phases, by_batch, requests, sorted_passes, basis, primary.other_share
+        facts, phases, by_batch, requests, sorted_passes, basis, primary.other_share, served
     )
     return Report(
         facts=facts,

@@ -132,6 +132,22 @@ OTHER_MODELS = Threshold(
     "Below, it does not change where to look first.",
 )
 
+ENGINE_OVERHEAD = Threshold(
+    "share of the time with a request in which no step of an engine executes, that is mentioned",
+    0.15,
+    "Below, an engine without any overhead would gain less than a sixth.",
+)
+INTERFERENCE = Threshold(
+    "share of the decode time lost to the prompts of others that is mentioned",
+    0.1,
+    "Below, the worst tokens may still be slow, but TPOT hardly is.",
+)
+KV_FULL = Threshold(
+    "share of the KV cache in use from which it is what requests wait for",
+    0.9,
+    "A request needs a few blocks at once: the last tenth of a cache is rarely free for one.",
+)
+
 #: All of them, in the order of the docs.
 ALL: tuple[Threshold, ...] = (
     ENOUGH_EXPLAINED,
@@ -155,6 +171,9 @@ ALL: tuple[Threshold, ...] = (
     WIDER_DTYPE,
     BATCH_GAIN,
     OTHER_MODELS,
+    ENGINE_OVERHEAD,
+    INTERFERENCE,
+    KV_FULL,
 )
 
 

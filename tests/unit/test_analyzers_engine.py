@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from traces import MS, START_NS, Timeline
 
 from phaseprof.analyzers.engine import engine_figures
 from phaseprof.analyzers.passes import Primary
-from phaseprof.analyzers.serving import EngineFigures
+from phaseprof.analyzers.report import build_report
+from phaseprof.analyzers.served import Served, serving_sentences
+from phaseprof.analyzers.serving import EngineFigures, Interference
 
 PRIMARY = Primary("m", ("target",), 0.0)
 
@@ -176,3 +179,51 @@ def test_no_steps_no_figures() -> None:
     assert figures(timeline) is None
     timeline.step(0, model_id="another")
     assert figures(timeline) is None
+
+
+INTERFERENCE = Interference(
+    tokens=100,
+    slowed=10,
+    typical_ms=10.0,
+    slowed_ms=None,
+    lost_ms=120.0,
+    lost_share=0.12,
+    requests=3,
+    held=0,
+    held_ms=0.0,
+    worst=(),
+    slowest=(),
+)
+
+
+def sentences(
+    found: EngineFigures | None, interference: Interference | None = None
+) -> tuple[str, ...]:
+    return tuple(serving_sentences(Served(found, interference, None, ())))
+
+
+def test_the_answer_names_what_an_engine_loses() -> None:
+    timeline = Timeline()
+    for at_ms in (0, 12, 24):
+        timeline.step(at_ms, waiting=3, kv_usage=0.96, preempted=1)
+    passes(timeline)
+    served(timeline, 0, 34)
+    found = figures(timeline)
+    assert found is not None
+    assert sentences(found, INTERFERENCE) == (
+        "In 29 % of the time no step executes though a request is there: the scheduler, and what lies between steps, "
+        "take it.",
+        "Requests wait for the KV cache: in half of the steps 96 % of it is in use, and after 3 preemptions tokens "
+        "were computed again.",
+        "12 % of the decode time of requests is lost to the prompts of others (modelled): a smaller token budget a "
+        "step would bound what a token waits for them.",
+    )
+    assert sentences(found)[0] in build_report(timeline.trace()).answer
+    quiet = replace(found, overhead_share=0.14, preemptions=0)
+    assert sentences(quiet, replace(INTERFERENCE, lost_share=0.09)) == (
+        "Requests wait for the KV cache: in half of the steps 96 % of it is in use.",
+    )
+    assert sentences(replace(quiet, waiting_p50=0)) == ()
+    assert sentences(replace(quiet, kv_usage_p50=None)) == ()
+    assert sentences(None, INTERFERENCE) == ()
+    assert tuple(serving_sentences(None)) == ()
