@@ -25,6 +25,8 @@ QUIET := $(if $(wildcard $(VENV)/.installed-*),--quiet)
 OLDEST_TRANSFORMERS := 5.0.0
 OLDEST := $(VENV)/transformers-$(OLDEST_TRANSFORMERS)
 OLDEST_TESTS := $(wildcard tests/integration/test_hf_*.py tests/integration/test_work_*.py)
+# torchao speaks up in every process that imports transformers beside it, so only the tests that need it find it.
+TORCHAO := $(VENV)/torchao
 INSTALL := $(BIN)/python -m pip install $(QUIET) -c constraints.txt $(PIP_ARGS)
 EDITABLE := -C editable_mode=strict
 # vLLM has an environment of its own, as it pins torch and transformers. Its CPU build is what the tests run. Three of the
@@ -108,7 +110,11 @@ $(OLDEST)/.installed: $(VENV)/.pip
 	$(BIN)/python -m pip install --quiet --upgrade --target $(OLDEST) $(PIP_ARGS) transformers==$(OLDEST_TRANSFORMERS)
 	touch $@
 
-$(DEV): $(DEMO)
+$(TORCHAO): $(VENV)/.pip
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(TORCHAO) $(PIP_ARGS) torchao
+	touch $@
+
+$(DEV): $(DEMO) $(TORCHAO)
 	$(INSTALL) --group dev
 	touch $@
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -88,6 +90,10 @@ def quanto(qtype: str) -> LlamaForCausalLM:
     return model
 
 
+#: Not in the environment itself: there it would speak up in every test.
+TORCHAO = Path(sys.prefix) / "torchao"
+
+
 def of_quanto(layer: Any) -> Tensors:
     weight = layer.weight
     data = weight._data if type(weight._data) is torch.Tensor else weight._data._data
@@ -96,6 +102,10 @@ def of_quanto(layer: Any) -> Tensors:
 
 
 def torchao(config: str) -> LlamaForCausalLM:
+    if not TORCHAO.is_dir():
+        pytest.skip("`make test` installs torchao beside the environment")
+    if str(TORCHAO) not in sys.path:
+        sys.path.append(str(TORCHAO))
     with quiet():
         import torchao.quantization
 
