@@ -79,3 +79,33 @@ def record(tmp_path: Path) -> Callable[[Callable[[], Any]], Recorded]:
         return Recorded(output, open_trace(path))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `tiny` that a server can serve: a config, and a tokenizer that has one token per letter."""
+    import tokenizers
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    LlamaConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=100,
+        max_position_embeddings=512,
+        eos_token_id=2,
+        bos_token_id=1,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+    letters = [chr(code) for code in range(32, 127)]
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    return folder
