@@ -86,9 +86,7 @@ class _Request:
         and where it was preempted before its prompt was done and finds more of it when it resumes."""
         reach = self.computed if self.begun else 0
         self.begun = True
-        found = max(min(past, self.prompt) - min(reach, self.prompt), 0)
-        self.computed = max(self.computed, past)
-        return found
+        return max(min(past, self.prompt) - min(reach, self.prompt), 0)
 
     def takes(self, count: int, tokens: Sequence[int]) -> int:
         """Take the tokens of a step; what comes after the one that ends it is of no use to anybody.

@@ -6,8 +6,10 @@ They need a GPU, so the two methods of a runner do here what is written down. In
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,9 @@ from vllm_steps import (
     v1_output,
     v2_output,
 )
+
+from phaseprof.session import Session, current
+from phaseprof.trace.reader import open_trace
 
 Record = Callable[[Callable[[], Any]], Recorded]
 
@@ -503,3 +508,45 @@ def test_an_output_that_cannot_be_fetched_is_an_error(
             output.get_output()
 
     assert record(run).passes("phase", "error") == [("prefill", "AttributeError")]
+
+
+def test_a_forked_worker_writes_files_of_its_own(
+    runner: Any, kind: Any, script: Script, tmp_path: Path
+) -> None:
+    """An engine's core and its workers may be forked off a process that records: the child begins anew, leaves the
+    parent's files alone, and has none if it runs no step."""
+    path = tmp_path / "trace"
+    session = Session(path)
+    session.start()
+    run_step(runner, script, schedules({"r": 3}, new=[begins("r", 3)]), model_output({"r": [1]}))
+    children = []
+    for steps in (2, 0):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                mine = current()
+                own = make_runner(kind)
+                for n in range(steps):
+                    name = f"s{n}"
+                    run_step(
+                        own,
+                        script,
+                        schedules({name: 5}, new=[begins(name, 5)]),
+                        model_output({name: [1]}),
+                    )
+                assert mine is not None and mine is not session
+                mine.stop()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run_step(runner, script, schedules({"t": 4}, new=[begins("t", 4)]), model_output({"t": [1]}))
+    session.stop()
+    trace = open_trace(path)
+    assert sorted(meta.pid for meta in trace.metas) == sorted([os.getpid(), children[0]])
+    rows = trace.passes.sort_by("pass_id").to_pylist()
+    ours = {s["request_id"]: row["step"] for row in rows for s in row["slices"]}
+    assert ours == {"r": 0, "t": 1, "s0": 0, "s1": 1}
+    assert len({row["pass_id"] for row in rows}) == 4
