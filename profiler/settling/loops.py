@@ -64,12 +64,18 @@ class _Loop:
 _Key = tuple[str, int | None, int]
 
 
+#: Threads whose loops without a cache are followed at a time. A program may make one for each pass, and nothing tells
+#: that a thread is gone.
+_MAX_THREADS = 64
+
+
 class Loops:
     """The loops in progress."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._loops: dict[_Key, _Loop] = {}
+        self._given_up = 0
         # Slots of caches that an adapter filled without a pass.
         self._given: dict[int, int] = {}
 
@@ -127,13 +133,25 @@ class Loops:
         key = (event.model_id, None, -guest_of or event.thread_id)
         loop = self._loops.get(key)
         if loop is None:
-            loop = self._begin(key, f"n{event.thread_id}", event, 0, guest_of)
+            self._make_room(event.start_ns)
+            # A thread that was given up may come back: its requests are others.
+            again = f"e{self._given_up}" if self._given_up else ""
+            loop = self._begin(key, f"n{event.thread_id}{again}", event, 0, guest_of)
         elif (
             len(loop.served.batch.request_ids) != event.rows
             or event.query != loop.served.batch.end + 1
         ):
             self._new_turn(loop, event, 0)
+        # The one that was used last is given up last.
+        self._loops[key] = self._loops.pop(key)
         self._serve(loop, event, ids, 0, TagSource.INFERRED)
+
+    def _make_room(self, now_ns: int) -> None:
+        """Give up the thread whose loop without a cache has rested longest, if there are many."""
+        threads = [key for key in self._loops if key[1] is None and key[2] > 0]
+        if len(threads) >= _MAX_THREADS:
+            self._given_up += 1
+            self._close(self._loops.pop(threads[0]), now_ns)
 
     def cache_gone(self, event: CacheGone) -> None:
         """A cache was freed: nothing follows on it."""

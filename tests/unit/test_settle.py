@@ -476,3 +476,22 @@ def test_an_uncovered_model_has_no_work(rows: Rows) -> None:
     row = rows.passes[0]
     assert (row.flops, row.weight_bytes, row.kv_read_bytes) == (None, None, None)
     assert (row.context_tokens, row.attention_pairs) == (5, 15)
+
+
+def test_threads_without_a_cache_are_given_up_the_longest_at_rest_first(
+    settler: Settler, rows: Rows
+) -> None:
+    """200 threads of one pass each, beside one that computes a token more each time."""
+    settler.handle(seen(cache=0, query=5, thread_id=1))
+    for number in range(200):
+        settler.handle(seen(cache=0, query=9, thread_id=1000 + number))
+        settler.handle(seen(cache=0, query=6 + number, thread_id=1))
+    # The thread that goes on is never given up: all its passes but the first are mixed.
+    of_one = [row.phase for row in rows.passes.values() if row.thread_id == 1]
+    assert of_one == [Phase.PREFILL] + [Phase.MIXED] * 200
+    # What was given up is a request of its own, and so is what comes back.
+    settler.handle(seen(cache=0, query=10, thread_id=1000))
+    assert list(rows.passes.values())[-1].phase is Phase.PREFILL
+    settler.finish(next(_clock))
+    assert len(rows.requests) == 1 + 200 + 1
+    assert len(settler._loops._loops) == 0
