@@ -31,6 +31,9 @@ from phaseprof.vllm.events import StepRan
 #: Phases of a step whose first one is kept out of the steady-state figures, as its pass is.
 _FIRST = frozenset((Phase.PREFILL, Phase.DECODE, Phase.MIXED))
 
+#: How often the rows of requests that run are put again.
+RENEW_NS = 5_000_000_000
+
 #: How vLLM names the reason, and what it is here. Its own limit on the length of a prompt counts as a length as well.
 _FINISH = {
     "STOP": Finish.STOP,
@@ -141,6 +144,7 @@ class _Engine:
         prefilling: Those of them whose prompt is not computed yet.
         open: Steps whose output has not come, by their numbers.
         seen: The phases that its steps have had.
+        renewed_ns: When the rows of the requests that run were put again, Unix ns.
     """
 
     number: int
@@ -149,6 +153,7 @@ class _Engine:
     prefilling: set[str] = field(default_factory=set)
     open: dict[int, StepScheduled] = field(default_factory=dict)
     seen: set[Phase] = field(default_factory=set)
+    renewed_ns: int = 0
 
 
 class Engines:
@@ -291,6 +296,12 @@ class Engines:
                     self._put(engine, request)
         for end in event.ended:
             self._ended(engine, end, at_ns)
+        if at_ns >= engine.renewed_ns + RENEW_NS:
+            # What a kill loses of a long answer, and a report misses of it meanwhile.
+            engine.renewed_ns = at_ns
+            for request in engine.requests.values():
+                if request.last_ns is not None:
+                    self._put(engine, request)
 
     def _ended(self, engine: _Engine, end: RequestEnd, at_ns: int) -> None:
         request = engine.requests.get(end.request)

@@ -9,6 +9,7 @@ multiprocess engine the workers are elsewhere, and only count the same steps.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import weakref
 from collections import Counter
@@ -30,7 +31,7 @@ from phaseprof.vllm.core_events import (
     StepUpdated,
 )
 from phaseprof.vllm.names import model_id_of
-from phaseprof.vllm.seams import Seam
+from phaseprof.vllm.seams import Seam, missing_fields
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _CORE = "vllm.v1.engine.core"
@@ -39,6 +40,16 @@ _FRONTEND = "vllm.v1.engine.output_processor"
 _REQUESTS = "the requests of vLLM's engines and the steps of their schedulers"
 _CLIENTS = "the ids under which clients sent their requests to vLLM"
 _TEXT = "which requests of vLLM ended with a stop string: they look as if they were aborted"
+
+#: What is read of a `SchedulerOutput`, of its requests, and of an `EngineCoreOutput`.
+_SCHEDULED = (
+    "scheduled_new_reqs",
+    "scheduled_cached_reqs",
+    "num_scheduled_tokens",
+    "total_num_scheduled_tokens",
+)
+_COMPUTED = ("num_computed_tokens",)
+_GIVEN = ("request_id", "new_token_ids", "finish_reason")
 
 #: Ids of clients whose request the scheduler was not given yet. More can only be left over from requests that failed.
 _MAX_KNOWN = 65_536
@@ -110,6 +121,7 @@ class CoreHook:
                 },
                 _REQUESTS,
                 optional={"_preempt_request": self._wrap_preempt},
+                look=_look,
             ),
             Seam(
                 _CORE,
@@ -192,16 +204,17 @@ class CoreHook:
         @functools.wraps(original)
         def finish_requests(scheduler: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(scheduler, *args, **kwargs)
-            if not self.active or not result:
+            if not self.active:
                 return result
             began = time.perf_counter_ns()
             try:
-                ids = [request.request_id for request in result]
-                by_text = self._by_text.intersection(ids)
-                self._by_text -= by_text
-                self._emit(
-                    RequestsDropped(self._engine(scheduler).number, began, ids, frozenset(by_text))
-                )
+                # Those that had not ended before.
+                ids = [request.request_id for request in result or ()]
+                if ids:
+                    by_text = frozenset(self._by_text.intersection(ids))
+                    self._by_text -= by_text
+                    engine = self._engine(scheduler)
+                    self._emit(RequestsDropped(engine.number, began, ids, by_text))
             except Exception as failure:
                 self._failed("reading which requests of vLLM were ended", failure)
             self.own_ns += time.perf_counter_ns() - began
@@ -336,6 +349,28 @@ class CoreHook:
                     ended.append(RequestEnd(each.request_id, each.finish_reason.name, over))
         if step is not None or requests:
             self._emit(StepUpdated(engine.number, step, start_ns, end_ns, requests, counts, ended))
+
+
+def _look(module: Any) -> str | None:
+    """What of the form of a scheduler's inputs and outputs is not as it is known."""
+    scheduled = sys.modules.get("vllm.v1.core.sched.output")
+    outputs = sys.modules.get("vllm.v1.engine")
+    if scheduled is None or outputs is None:
+        return f"{module.__name__} does not use vllm.v1.core.sched.output and vllm.v1.engine"
+    known = getattr(getattr(outputs, "EngineCoreOutput", None), "__struct_fields__", ())
+    lacking = [name for name in _GIVEN if name not in known]
+    if lacking:
+        return f"EngineCoreOutput has no {lacking[0]}"
+    if not callable(getattr(module.Scheduler, "get_request_counts", None)):
+        return "Scheduler has no get_request_counts"
+    return (
+        missing_fields(getattr(scheduled, "SchedulerOutput", None), _SCHEDULED)
+        or missing_fields(getattr(scheduled, "NewRequestData", None), ("req_id", *_COMPUTED))
+        or missing_fields(
+            getattr(scheduled, "CachedRequestData", None),
+            ("req_ids", "resumed_req_ids", *_COMPUTED),
+        )
+    )
 
 
 def _request(

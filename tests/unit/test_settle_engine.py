@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phaseprof.records import EngineStep, Finish, ForwardPass, Request, Warmup
-from phaseprof.settling.engine import Engines
+from phaseprof.settling.engine import RENEW_NS, Engines
 from phaseprof.vllm.core_events import (
     CoreEvent,
     EngineSeen,
@@ -334,6 +334,20 @@ def test_the_end_of_a_session_puts_what_runs_as_it_stands(core: Core) -> None:
     row = core.rows.requests["a"]
     assert (row.finish, row.output_tokens, row.itl_ns) == (None, 2, (10 * MS,))
     assert [step.execute_ns for step in core.rows.steps] == [8 * MS, 8 * MS, None]
+
+
+def test_a_long_answer_is_put_again_meanwhile(core: Core) -> None:
+    core.add("a")
+    core.add("waits")
+    core.update(core.schedule({"a": (0, 9)}), a=1)
+    core.update(core.schedule(cached={"a": (9, 1)}), a=1)
+    assert core.rows.requests["a"].output_tokens == 1
+    core.now_ns += RENEW_NS
+    core.update(core.schedule(cached={"a": (10, 1)}), a=1)
+    row = core.rows.requests["a"]
+    assert (row.output_tokens, row.finish, row.itl_steps) == (3, None, (1, 2))
+    core.update(core.schedule(cached={"a": (11, 1)}), a=1)
+    assert core.rows.requests["a"].output_tokens == 3
 
 
 def test_ends_without_a_step(core: Core) -> None:

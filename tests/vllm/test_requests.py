@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from vllm_engines import Recorded, counter, generate, make_engine, prompts, samp
 from phaseprof.analyzers.goodput import parse_objectives
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.serving import Cause
+from phaseprof.session import Session
+from phaseprof.trace.reader import open_trace
 
 Record = Callable[[Callable[[], Any]], Recorded]
 Rows = dict[str, dict[str, Any]]
@@ -419,6 +422,50 @@ def test_a_stop_string_is_the_frontends(engine: Any, record: Record) -> None:
 
     (row,) = requests_of(record(run)).values()
     assert (row["finish"], row["output_tokens"]) == ("stop", 2)
+
+
+def test_a_scheduler_of_another_form_runs_unseen(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers are still seen, and the trace says what is missing."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    session = Session(tmp_path / "trace")
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "finish_requests", None)
+        session.start()
+    answers = generate(engine, prompts(5, first=201), sampling(2))
+    session.stop()
+    assert len(tokens_of(answers)[0]) == 2
+    trace = open_trace(tmp_path / "trace")
+    assert (trace.passes.num_rows, trace.requests.num_rows, trace.steps.num_rows) == (2, 0, 0)
+    (meta,) = trace.metas
+    (note,) = [note for note in meta.not_measured if "requests of vLLM" in note.what]
+    assert "Scheduler has no finish_requests" in note.why
+
+
+def test_what_we_fail_at_is_said_and_nothing_else(
+    engine: Any, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from phaseprof.vllm import core
+    from phaseprof.vllm.core_events import StepScheduled
+
+    failures = iter([True])
+
+    def fails(*args: Any) -> Any:
+        if next(failures, False):
+            raise ZeroDivisionError("ours")
+        return StepScheduled(*args)
+
+    monkeypatch.setattr(core, "StepScheduled", fails)
+    recorded = record(lambda: generate(engine, prompts(5, first=211), sampling(3)))
+    assert len(tokens_of(recorded.output)[0]) == 3
+    # The step that was not seen has its number, so that the others still join.
+    assert [row["step"] for row in recorded.trace.steps.to_pylist()] == [1, 2]
+    (row,) = requests_of(recorded).values()
+    assert (row["output_tokens"], row["itl_steps"], row["finish"]) == (3, [1, 2], "length")
+    (meta,) = recorded.trace.metas
+    assert any("ZeroDivisionError: ours" in note.why for note in meta.not_measured)
 
 
 def test_the_report_tells_whose_prompt_slowed_whom(engine: Any, record: Record) -> None:
