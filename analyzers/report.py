@@ -235,6 +235,7 @@ def _not_measured(
         *_lacking(basis, phases, requests),
         *of_serving,
         *not_measured_of_ranks(trace, ranks),
+        *_counted(trace),
     )
     for entry in [*entries, *lacking]:
         # The process has said of which model, and why.
@@ -242,6 +243,16 @@ def _not_measured(
         if (entry.what, entry.why) not in told and not again:
             told.add((entry.what, entry.why))
             yield entry
+
+
+def _counted(trace: Trace) -> Iterator[NotMeasured]:
+    """Models whose FLOPs have another source than the closed form."""
+    for model in (model for meta in trace.metas for model in meta.models):
+        if model.cost is not None and model.cost.counted:
+            yield NotMeasured(
+                f"a closed form of the FLOPs of {model.class_name}",
+                "there is none: they were counted by torch on tensors without data, at a few lengths",
+            )
 
 
 #: What an analysis lacks without a model's cost; the process that saw the model adds " of <class>".

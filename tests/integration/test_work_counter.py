@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from phaseprof.analyzers.report import build_report
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.count import Rows, count
 from phaseprof.work.counter import counted_cost
@@ -345,6 +346,8 @@ def test_a_recorded_run_says_that_torch_counted(record: Any) -> None:
     if seen.cost.covered:
         assert seen.cost.counted
         assert all(flops for (flops,) in recorded.passes("flops"))
+        notes = [note.what for note in build_report(recorded.trace).not_measured]
+        assert f"a closed form of the FLOPs of {type(model).__name__}" in notes
     else:
         # A machine that is busy with other things: said, not guessed.
         assert "takes too long" in seen.cost.not_covered[-1]
