@@ -168,7 +168,7 @@ class _Walk:
             self._read("lm_head", self.head)
         for _, module in self.model.named_modules():
             if id(module) not in own:
-                self.rest.append(held_numbers(module))
+                self.rest.append(self._beside(module))
         if not self.layers and not self.states:
             self.reasons.append("no attention layers that are known")
 
@@ -217,14 +217,25 @@ class _Walk:
             adapter=self.adapter,
         )
 
+    def _beside(self, module: nn.Module) -> Held:
+        """What a module outside of the decoder holds."""
+        if is_kind(module, "LinearBase"):
+            inputs, outputs = _widths(module)
+            bias = outputs if own_parameters(module).get("bias") is not None else 0
+            held = held_matrix(module, inputs * outputs, bias, self.loaded)
+            if held is not None:
+                return held
+        return held_numbers(module)
+
     def _check_shared(self, decoder: nn.Module) -> None:
-        """A linear layer that stands in several layers of the stack runs as often as it stands there."""
-        places: dict[int, set[tuple[str, int]]] = {}
+        """A linear layer that stands in several layers of a stack runs as often as it stands there."""
+        places: dict[tuple[int, str], set[int]] = {}
         for path, module in decoder.named_modules(remove_duplicate=False):
             at = place(path)
             if at is not None and is_kind(module, "LinearBase"):
-                places.setdefault(id(module), set()).add(at)
-                if len(places[id(module)]) == 2:
+                found = places.setdefault((id(module), at[0]), set())
+                found.add(at[1])
+                if len(found) == 2:
                     what = f"{general(path)} ({class_name(module)})"
                     self.reasons.append(
                         f"{what} stands in several layers: how often it runs is not known"
@@ -263,7 +274,8 @@ class _Walk:
         if mixer is None:
             self._read_other(path, module)
             return
-        at = place(path)
+        # Its name says which layer it is, also where a stack is in two parts or this is a later stage.
+        at = place(mixer.name) or place(path)
         number = self._mixers if at is None else at[1]
         kept: dict[int, Any] = self.states if isinstance(mixer.cost, StateCost) else self.layers
         while number in kept:
@@ -278,8 +290,12 @@ class _Walk:
             # projection that is counted where it stands.
             self.body.append(held_numbers(module))
 
-    def _read_other(self, path: str, module: nn.Module) -> None:
+    def _read_other(self, path: str, module: Any) -> None:
         """Norms, activations, tables and linear layers of torch, and what nobody knows."""
+        if is_kind(module, "Gemma3nAltUp"):
+            # The router runs before and after the layer, and the streams are mixed by a matrix that it makes.
+            streams, hidden = int(module.altup_num_inputs), _widths(module.modality_router)[0]
+            self.linear_flops += 2 * streams * hidden * (1 + streams)
         kind = kind_of(module)
         if kind is Kind.EMPTY:
             return

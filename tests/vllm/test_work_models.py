@@ -13,7 +13,7 @@ import transformers
 from vllm_models import load_model
 
 from phaseprof.session import Session
-from phaseprof.vllm.model import Rank, attention_backends, vllm_cost
+from phaseprof.vllm.model import Rank, attention_backends, decoder_of, vllm_cost
 from phaseprof.vllm.storage import WeightsAsLoaded
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.count import Rows, count
@@ -82,6 +82,28 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         num_experts_per_tok=2,
         moe_intermediate_size=64,
         mlp_only_layers=[0],
+    ),
+    "gemma3n": lambda: make(
+        "Gemma3nText",
+        "Gemma3nForCausalLM",
+        **{**SMALL, "num_hidden_layers": 4},
+        vocab_size_per_layer_input=256,
+        hidden_size_per_layer_input=32,
+        num_kv_shared_layers=2,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.0] * 4,
+        laurel_rank=8,
+        altup_num_inputs=2,
+    ),
+    "gpt-oss": lambda: make(
+        "GptOss",
+        "GptOssForCausalLM",
+        **SMALL,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"],
     ),
     "opt": lambda: make(
         "OPT",
@@ -159,12 +181,33 @@ def differences(cost: ModelCost, other: ModelCost) -> dict[str, tuple[Any, Any]]
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "tied", "qwen3", "gemma3", "mixtral", "qwen3-moe", "opt"]
+    "name",
+    [
+        "llama",
+        "tied",
+        "qwen3",
+        "gemma3",
+        "gemma3n",
+        "mixtral",
+        "qwen3-moe",
+        "gpt-oss",
+        "opt",
+    ],
 )
 def test_a_model_costs_what_it_does_in_transformers(load: Load, name: str) -> None:
     config = CONFIGS[name]()
     model = load(config)
     assert differences(vllm_cost(model), reference(config)) == {}
+    assert attention_backends(model) == ("CPU_ATTN",)
+
+
+def test_a_model_that_vllm_takes_from_transformers(load: Load) -> None:
+    """Its attention is kept beside its modules. vLLM changes the class of the model for good."""
+    config = make("Qwen2", "Qwen2ForCausalLM", **SMALL)
+    expected = reference(config)
+    model = load(config, model_impl="transformers")
+    assert type(model).__name__ == "TransformersForCausalLM"
+    assert differences(vllm_cost(model), expected) == {}
     assert attention_backends(model) == ("CPU_ATTN",)
 
 
@@ -410,3 +453,34 @@ def test_what_is_not_known_makes_a_model_not_covered(load: Load) -> None:
     assert vllm_cost(load(CONFIGS["llama"]()), Rank(splits_tokens=True)).not_covered == (
         "tokens or their keys are split over ranks (context parallelism)",
     )
+
+
+def test_a_decoder_that_attends_to_a_source_is_not_covered(load: Load) -> None:
+    """Its encoder is part of what is stored, and of no step of the decoder."""
+    config = make(
+        "Whisper",
+        "WhisperForConditionalGeneration",
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        vocab_size=256,
+        max_source_positions=32,
+        max_target_positions=256,
+        num_mel_bins=8,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    model = load(config)
+    assert decoder_of(model) is not model
+    cost, expected = vllm_cost(model), reference(config)
+    assert cost.not_covered == (
+        "CrossAttention attends to a source, whose length a step does not tell",
+    )
+    # vLLM gives keys a bias, in five attentions.
+    assert cost.parameters == expected.parameters + 5 * 64
