@@ -273,8 +273,15 @@ def test_a_session_whose_input_streams_in(engine: Any, record: Record) -> None:
         send([0], resumable=False)
 
     recorded = record(run)
-    scheduled = [step["scheduled_tokens"] for step in recorded.trace.steps.to_pylist()]
-    assert scheduled == [8, 1, 1, 5, 1, 1]
+    assert recorded.short() == [
+        "prefill | a: prefill 0+8",
+        "decode | a: decode 8+1",
+        "decode | a: decode 9+1",
+        "prefill | a: prefill 10+5",
+        "decode | a: decode 15+1",
+        "decode | a: decode 16+1",
+    ]
+    joined(recorded)
     (row,) = requests_of(recorded).values()
     assert (row["client_id"], row["prompt_tokens"], row["cached_tokens"]) == ("stream", 13, 0)
     # Two gaps in each turn, none between them.
