@@ -31,8 +31,8 @@ class Finish(enum.StrEnum):
     LENGTH = "length"
     #: An exception, or the caller gave up.
     ABORT = "abort"
-    #: A hand-written loop: nothing tells an end from a pause. Or a request with stop strings that was ended from outside
-    #: its engine: by its frontend, which has found one, or because its client has left.
+    #: A hand-written loop: nothing tells an end from a pause. Or a request with stop strings that was ended from
+    #: outside its engine: by its frontend, which has found one, or because its client has left.
     UNKNOWN = "unknown"
 
 
