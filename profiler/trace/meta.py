@@ -87,11 +87,11 @@ class ModelMeta:
         model_id: As in the tables.
         name: What the user calls it (`name_or_path`), or the class name.
         class_name: Class of the module whose call is a pass.
-        engine: ``transformers``.
+        engine: ``transformers`` or ``vllm``.
         device_key: `Device.key` of the device of its first parameter.
         cost: Its structure; None if it could not be read.
-        attn_implementation: ``sdpa``, ``eager``, …; None if not known.
-        cache_class: Class of the KV cache first seen; None before.
+        attn_implementation: ``sdpa``, ``eager``, …, or the backends of an engine; None if not known.
+        cache_class: Class of the KV cache first seen; None before. ``BlockPool``: vLLM's.
         tensor_ranks: Ranks that hold a part of each of its layers and make every pass together, this one included;
             empty if its layers are whole.
         quantization: How the engine quantizes its weights; None where they are not, or where the weights tell.
