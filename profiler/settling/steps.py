@@ -88,6 +88,18 @@ class _Request:
         self.begun = True
         return max(min(past, self.prompt) - min(reach, self.prompt), 0)
 
+    def sent_again(self, sent: _Request, outputs: int) -> None:
+        """It comes back. Tokens of a step that was under way when it was preempted may have been thrown away.
+
+        Args:
+            sent: What it is now.
+            outputs: Tokens that it has got, as the scheduler says.
+        """
+        self.prompt, self.limit, self.stops = sent.prompt, sent.limit, sent.stops
+        self.scored, self.outputs = sent.scored, outputs
+        self.end, self.ended = None, False
+        self.computed = min(self.computed, self.prompt + outputs)
+
     def takes(self, count: int, tokens: Sequence[int]) -> int:
         """Take the tokens of a step; what comes after the one that ends it is of no use to anybody.
 
@@ -329,20 +341,21 @@ def _meet(runner: _Runner, ran: StepRan) -> dict[str, int]:
     """Make the requests that begin with a step; give what each of the step has in the cache, as the scheduler says."""
     requests = runner.requests
     pasts = dict(zip(ran.cached, ran.computed, strict=True))
-    for new in ran.new:
-        name, past = new.req_id, new.num_computed_tokens
-        pasts[name] = past
-        request = requests.get(name)
-        if request is None:
-            requests[name] = _new_request(new)
-            runner.adapts |= requests[name].adapter > 0
+    tokens = ran.tokens or (None,) * len(ran.new)
+    for new, prompt, held in zip(ran.new, ran.prompts, tokens, strict=True):
+        name, pasts[new.req_id] = new.req_id, new.num_computed_tokens
+        request, sent = requests.get(name), _new_request(new, prompt)
+        if request is not None:
+            # It resumes (V2), or goes on with another turn, of whose prompt it has become a part.
+            request.sent_again(sent, 0 if held is None else held - prompt)
         else:
-            # It resumes (V2), or it goes on with another turn that has become part of its prompt.
-            request.prompt = int(new.prompt_len)
-            request.end = None
-    for name in ran.resumed:
-        if name in requests:
-            requests[name].end = None
+            requests[name] = sent
+            runner.adapts |= sent.adapter > 0
+    if ran.resumed:
+        got = dict(zip(ran.cached, ran.outputs, strict=True))
+        for name in ran.resumed:
+            if name in requests:
+                requests[name].sent_again(requests[name], got[name])
     if len(requests) < len(pasts) or any(name not in requests for name in ran.cached):
         outputs = dict(zip(ran.cached, ran.outputs, strict=True))
         for name in ran.cached:
@@ -351,9 +364,9 @@ def _meet(runner: _Runner, ran: StepRan) -> dict[str, int]:
     return pasts
 
 
-def _new_request(new: Any) -> _Request:
+def _new_request(new: Any, prompt: int) -> _Request:
     sampling = new.sampling_params
-    request = _Request(prompt=int(new.prompt_len))
+    request = _Request(prompt=prompt)
     adapter = getattr(new, "lora_request", None)
     if adapter is not None:
         request.adapter = int(adapter.lora_int_id)

@@ -61,6 +61,8 @@ class StepRan(NamedTuple):
         warmup: The caller declared it a warm-up.
         profiled: A costly collector ran.
         error: Class name of the exception that ended it.
+        prompts: Tokens that the `new` ones came with: in one process with the scheduler, their lists may grow.
+        tokens: Tokens that they have by now, output included; None of a V1 runner, which is not told.
     """
 
     runner: int
@@ -90,6 +92,8 @@ class StepRan(NamedTuple):
     warmup: bool
     profiled: bool
     error: str | None
+    prompts: Sequence[int]
+    tokens: Sequence[int] | None
 
 
 class StepFetched(NamedTuple):

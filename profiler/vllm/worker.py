@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from phaseprof.devices import describe
@@ -57,6 +58,8 @@ _NEW = ("req_id", "prompt_token_ids", "num_computed_tokens", "sampling_params")
 _CACHED = ("req_ids", "resumed_req_ids", "num_computed_tokens", "num_output_tokens")
 _OUTPUT = ("req_ids", "sampled_token_ids")
 
+_PROMPT = attrgetter("prompt_len")
+
 
 class _Open:
     """A step that has begun."""
@@ -74,6 +77,7 @@ class _Open:
         "outputs",
         "padded",
         "profiled",
+        "prompts",
         "resumed",
         "sample_ns",
         "scheduled",
@@ -82,6 +86,7 @@ class _Open:
         "start_ns",
         "step",
         "thread_id",
+        "tokens",
         "warmup",
     )
 
@@ -100,7 +105,11 @@ class _Open:
         self.drafts: dict[str, int] | None = (
             dict(zip(drafts, map(len, drafts.values()), strict=True)) if drafts else None
         )
-        self.new = output.scheduled_new_reqs
+        self.new = new = output.scheduled_new_reqs
+        self.prompts: Sequence[int] = list(map(_PROMPT, new)) if new else ()
+        self.tokens: Sequence[int] | None = None
+        if new and getattr(new[0], "prefill_token_ids", None) is not None:
+            self.tokens = [len(one.prefill_token_ids) for one in new]
         self.cached = cached.req_ids
         self.computed = cached.num_computed_tokens
         self.outputs = cached.num_output_tokens
@@ -510,6 +519,8 @@ class WorkerHook:
                 opened.warmup,
                 opened.profiled,
                 error,
+                opened.prompts,
+                opened.tokens,
             )
         )
         self.handed_over += 1

@@ -54,6 +54,7 @@ class Played:
         known: Tokens that the scheduler has seen.
         sent: It was sent to the worker.
         away: It was preempted, and is to come back.
+        held: Its tokens when it was sent last, output included.
         flying: Steps of it whose tokens the scheduler has not seen.
     """
 
@@ -68,6 +69,7 @@ class Played:
     known: int = 0
     sent: bool = False
     away: bool = False
+    held: int = 0
     flying: int = 0
 
 
@@ -133,6 +135,9 @@ class Engine:
         while self.flying:
             self._see()
         self.steps.finish()
+
+    def _named(self, name: str) -> Played:
+        return next(one for one in self.requests if one.name == name)
 
     def _may_run(self, one: Played) -> bool:
         # What is under way may bring a request to its limit, which the scheduler foresees; a stop token it does not.
@@ -217,6 +222,8 @@ class Engine:
                 scheduled=scheduled,
                 drafts=drafts or None,
                 new=new,
+                prompts=[one.prompt_len for one in new],
+                tokens=[self._named(one.req_id).held for one in new] if self.v2 else None,
                 cached=cached,
                 computed=computed,
                 outputs=outputs,
@@ -240,7 +247,7 @@ class Engine:
 
     def _begin(self, one: Played, expected: Expected, new: list[Any], resumed: set[str]) -> None:
         """Send a request, or send it again: some of what it needs may be in the cache."""
-        need = one.prompt + one.got
+        need = one.held = one.prompt + one.got
         found = self.draw.choice([0, 0, min(need - 1, one.best), min(need - 1, one.prompt - 1)])
         expected.cached += max(found - one.best, 0)
         one.end = one.believed = found

@@ -99,6 +99,8 @@ def settle(
                 scheduled=scheduled,
                 drafts=drafts or None,
                 new=new,
+                prompts=[one.prompt_len for one in new],
+                tokens=None,
                 cached=list(past),
                 computed=list(past.values()),
                 outputs=[1] * len(past),

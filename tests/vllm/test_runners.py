@@ -336,6 +336,39 @@ def test_a_request_that_resumes(
     assert recorded.broken({"a": 2}, cached=max(found - 6, 0)) == []
 
 
+def test_tokens_that_were_thrown_away_come_again(
+    runner: Any, script: Script, version: str, record: Record
+) -> None:
+    """A reset of the prefix cache preempts a request whose step is under way, and drops the token of that. The limit of
+    three is reached by those that the request keeps."""
+
+    def run() -> None:
+        first = begins("r", 4, limit=3)
+        run_step(runner, script, schedules({"r": 4}, new=[first]), model_output({"r": [1]}))
+        run_step(
+            runner,
+            script,
+            schedules({"r": 2}, past={"r": 4}, drafts={"r": 1}),
+            model_output({"r": [8, 9]}),
+        )
+        again = begins("r", 4, limit=3)
+        # V2 is sent all of its tokens: the prompt and the one that it has kept. In one process the list is the
+        # scheduler's own, and grows.
+        again.prefill_token_ids = [7, 7, 7, 7, 1]
+        sent = (
+            schedules({"r": 5}, new=[again])
+            if version == "V2"
+            else schedules({"r": 5}, past={"r": 0}, got={"r": 1}, resumed=["r"])
+        )
+        run_step(runner, script, sent, model_output({"r": [2]}))
+        again.prefill_token_ids += [2, 3]
+        run_step(runner, script, schedules({"r": 1}, past={"r": 5}), model_output({"r": [3]}))
+
+    recorded = record(run)
+    assert recorded.short()[2:] == ["prefill | a: prefill 0+5", "decode | a: decode 5+1"]
+    assert recorded.passes("recomputed_tokens")[2:] == [(5,), (0,)]
+
+
 def test_padding_and_graphs_of_the_v2_runner(
     monkeypatch: pytest.MonkeyPatch, record: Record
 ) -> None:
