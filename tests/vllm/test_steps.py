@@ -247,3 +247,29 @@ def _scheduled_of(runner: Any, *requests: tuple[str, int]) -> Any:
         finished_req_ids=set(),
         free_encoder_mm_hashes=[],
     )
+
+
+def test_worker_and_scheduler_count_the_same_steps(engine: Any, record: Record) -> None:
+    """A pass is joined to the step that scheduled it by its number, also where a session begins with requests under
+    way and steps of no token lie between."""
+    core = engine.llm_engine
+    for name, prompt in zip(("j", "k"), prompts(6, 40, first=201), strict=True):
+        core.add_request(name, prompt, sampling(4))
+    core.step()
+
+    def run() -> None:
+        while core.has_unfinished_requests():
+            core.step()
+        # Told that they have ended, the worker has nothing to compute.
+        core.step()
+        generate(engine, prompts(5, first=211), sampling(2))
+
+    recorded = record(run)
+    steps = recorded.trace.steps.sort_by("step").to_pylist()
+    assert [row["step"] for row in steps] == list(range(len(recorded.passes("step"))))
+    for row, (step, tokens, start, end) in zip(
+        steps, recorded.passes("step", "slices", "start_ns", "end_ns"), strict=True
+    ):
+        assert row["step"] == step
+        assert row["scheduled_tokens"] == sum(one["query"] for one in tokens)
+        assert row["start_ns"] < start < end
