@@ -104,6 +104,9 @@ def _layout(
         spec = specs.get(name)
         if spec is None or getattr(module, "kv_sharing_target_layer_name", None) is not None:
             continue
+        if is_kind(spec, "EncoderOnlyAttentionSpec"):
+            # Named for its metadata, and given no memory.
+            continue
         if is_kind(spec, "MambaSpec"):
             states += sum(
                 prod(shape) * int(dtype.itemsize)

@@ -150,9 +150,11 @@ class _Walk:
     states: dict[int, StateCost] = field(default_factory=dict)
     experts: list[ExpertsCost] = field(default_factory=list)
     _mixers: int = 0
+    _top_k: int | None = None
 
     def run(self) -> None:
         decoder = decoder_of(self.model)
+        self._top_k = chosen_keys(self.model)
         inside = dict(_modules(decoder))
         self.head = _head(self.model, inside, self.rank.last)
         if self.rank.splits_tokens:
@@ -191,6 +193,7 @@ class _Walk:
             dtype=_dtype(everything, activations),
             not_covered=shorten(self.reasons),
             stored=tuple(sorted(by_dtype.items(), key=lambda item: -item[1])),
+            offloaded_bytes=_offloaded(self.model),
         )
         if self.reasons:
             return whole
@@ -270,7 +273,7 @@ class _Walk:
             self._read_mixer(path, module)
 
     def _read_mixer(self, path: str, module: nn.Module) -> None:
-        mixer = mixer_of(module, self.rank.absorbs, chosen_keys(self.model))
+        mixer = mixer_of(module, self.rank.absorbs, self._top_k)
         if mixer is None:
             self._read_other(path, module)
             return
@@ -455,6 +458,15 @@ def _chooses_nothing(model: nn.Module, path: str) -> bool:
     around = path.rpartition(".")[0]
     runner: Any = model.get_submodule(around) if around else model
     return type(getattr(runner, "router", None)).__name__ == "ZeroExpertRouter"
+
+
+def _offloaded(model: nn.Module) -> int:
+    """Bytes of weights that stay in the host's memory and are read through the bus (`--cpu-offload-gb`)."""
+    return sum(
+        int(p.numel()) * int(p.element_size())
+        for p in model.parameters()
+        if getattr(p, "_vllm_is_uva_offloaded", False)
+    )
 
 
 def _unique(held: Iterable[Held]) -> dict[tuple[object, ...], Stored]:

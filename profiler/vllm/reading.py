@@ -149,6 +149,13 @@ def _notes(
             pool.layout.not_covered[0],
             "report the model if you need it: labels and times are not affected",
         )
+    if cost.offloaded_bytes:
+        yield NotMeasured(
+            f"how {name} is brought to its device",
+            f"{cost.offloaded_bytes / 1e9:.3g} GB of its weights stay in the host's memory and are read from there in "
+            "each step; that they come over a bus is not counted",
+            "fit the model on the device",
+        )
     if decoder_of(model) is not model:
         yield NotMeasured(
             f"the work of the encoders of {name}",

@@ -78,6 +78,11 @@ def test_an_encoder_encodes(bert_folder: Path, record: Record) -> None:
     assert recorded.passes("role", "prefill_tokens", "decode_tokens", "padding_tokens") == [
         ("encoder", 0, 0, 0)
     ]
+    # Every token attends to every other of its prompt, by keys and values that are made for it and not kept.
+    matrices = 2 * 2 * (64 * 3 * 64 + 64 * 64 + 2 * 64 * 128)
+    attention = 2 * 4 * 64 * (9 * 9 + 12 * 12)
+    figures = ("flops", "kv_read_bytes", "kv_write_bytes", "kv_held_bytes")
+    assert recorded.passes(*figures) == [(21 * matrices + attention, 21 * 2 * 2 * 64 * 4, 0, 0)]
     models = {
         *recorded.trace.requests.column("model_id").to_pylist(),
         *recorded.trace.steps.column("model_id").to_pylist(),
