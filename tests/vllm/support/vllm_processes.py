@@ -90,9 +90,10 @@ def wait_until(met: Callable[[], Any], process: subprocess.Popen[Any], limit_s: 
 def below(process: subprocess.Popen[Any]) -> list[psutil.Process]:
     """All processes below one."""
     try:
-        return psutil.Process(process.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    return found
 
 
 def titled(process: subprocess.Popen[Any], part: str) -> psutil.Process:
