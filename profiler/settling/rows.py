@@ -16,6 +16,7 @@ from phaseprof.timers import Span
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.count import Adapted, Rows, Work, can_count_experts, count, pairs
 from phaseprof.work.kv import KvLayout
+from phaseprof.work.merging import merged
 from phaseprof.work.paged import PagedPool
 
 #: Passes whose experts are remembered: a pass may be put again once the next one on its cache settles it.
@@ -254,16 +255,18 @@ class PassRows:
         # Encoders have none: their pass keeps nothing, and reads the keys and values that it makes.
         cached = pool is None or pool.holds
         padding = (Rows(0, 1, packing.padding),) if packing.padding else ()
+        layout = None if pool is None or not cached else pool.layout
+        rows = merged(packing.rows, model.cost, layout)
         work = count(
             model.cost,
-            packing.rows + padding,
+            rows + padding,
             logits_tokens=event.logits,
-            layout=None if pool is None or not cached else pool.layout,
+            layout=layout,
             cached=cached,
             experts_read=experts_read,
             adapted=packing.adapted,
         )
-        return work if pool is None else pool.refine(work, packing.rows)
+        return work if pool is None else pool.refine(work, rows)
 
     def _work(
         self,

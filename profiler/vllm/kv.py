@@ -47,7 +47,7 @@ class BlockPool(PagedPool):
         holds what its queries could see."""
         if not self.layout.covered or not self.holds:
             return work
-        held = self.layout.state_bytes * len(rows)
+        held = self.layout.state_bytes * sum(r.sequences for r in rows)
         for group in self.layout.groups:
             window = group.window_tokens if group.forgets else None
             held += (
