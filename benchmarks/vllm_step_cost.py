@@ -4,9 +4,10 @@
 
 A runner of vLLM's own class whose methods do nothing is given `SchedulerOutput` objects and gives `ModelRunnerOutput`
 ones, of 1 to 256 requests. Each step is run twice in turns, through the wrapped methods and through what they wrap; the
-difference is the hook's: back to back, and after a pause in which the caches and the clock of the processor cool down.
-Beside it stands what two wrappers cost that do nothing. The recorder runs as ever, and its CPU time is told for each
-step. Without vLLM it says so and ends.
+difference is the hook's: back to back, and with work of torch between the steps, which leaves the caches of the
+processor as a model's step does. Beside it stands what two wrappers cost that do nothing. The recorder runs as ever,
+and its CPU time is told for each step. Then blocks of steps of a real engine on the CPU take turns with and without a
+session. Without vLLM it says so and ends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import gc
 import importlib.util
 import json
+import os
 import platform
 import statistics
 import sys
@@ -30,8 +32,8 @@ from typing import Any
 SIZES = (1, 8, 64, 256)
 #: Microseconds that a step may take on the worker's thread, by its requests.
 BUDGET_US = {1: 15.0, 64: 60.0, 256: 200.0}
-#: Between two steps, where they are not run back to back.
-PAUSE_S = 0.001
+#: Operations of torch between two steps, where they are not run back to back: about a millisecond.
+OPERATIONS = 120
 
 
 def make_runner(kind: Any) -> Any:
@@ -121,8 +123,17 @@ def empty(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def work(operations: int) -> None:
+    """What a step of a small model does besides, on one thread."""
+    import torch
+
+    value = torch.ones(16, 256)
+    for _ in range(operations):
+        value = torch.nn.functional.silu(value) + 0.5
+
+
 def measure(
-    kind: Any, make: Callable[[int], tuple[Any, Any]], steps: int, pause_s: float
+    kind: Any, make: Callable[[int], tuple[Any, Any]], steps: int, operations: int
 ) -> dict[str, float]:
     """Steps through the wrapped methods, in turns with what they wrap.
 
@@ -152,8 +163,7 @@ def measure(
             # Each comes first, last and between the others.
             order = list(ways)[number % 3 :] + list(ways)[: number % 3]
             for way in order:
-                if pause_s:
-                    time.sleep(pause_s)
+                work(operations)
                 execute, sample = ways[way]
                 began = clock()
                 execute(runner, scheduled)
@@ -174,17 +184,80 @@ def measure(
     }
 
 
+def real(rounds: int, requests: int = 8, tokens: int = 64) -> dict[str, float]:
+    """Decode steps of a real engine on the CPU, in blocks with and without a session.
+
+    Returns:
+        ``bare_us`` and ``recorded_us`` of a step, the median of the blocks, and the median ``ratio`` of a round.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from transformers import LlamaConfig
+    from vllm import LLM, SamplingParams
+
+    from phaseprof.session import Session
+
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaConfig(
+            hidden_size=512,
+            intermediate_size=1024,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            vocab_size=4096,
+            architectures=["LlamaForCausalLM"],
+        ).save_pretrained(folder)
+        engine = LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            kv_cache_memory_bytes=1 << 26,
+            max_model_len=256,
+            dtype="float32",
+        )
+        parameters = SamplingParams(
+            max_tokens=tokens, temperature=0, detokenize=False, ignore_eos=True
+        )
+        prompts: list[Any] = [{"prompt_token_ids": [5 + n] * 8} for n in range(requests)]
+
+        def block() -> float:
+            began = time.perf_counter_ns()
+            engine.generate(prompts, parameters, use_tqdm=False)
+            return (time.perf_counter_ns() - began) / tokens / 1e3
+
+        block()
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(rounds):
+            for recorded in (True, False) if number % 2 else (False, True):
+                gc.collect()
+                session = Session(Path(folder) / f"trace-{number}")
+                if recorded:
+                    session.start()
+                times[recorded].append(block())
+                if recorded:
+                    session.stop()
+    ratios = [on / off for on, off in zip(times[True], times[False], strict=True)]
+    return {
+        "bare_us": statistics.median(times[False]),
+        "recorded_us": statistics.median(times[True]),
+        "ratio": statistics.median(ratios),
+    }
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--rounds", type=int, default=20, help="of a real engine")
     arguments = parser.parse_args()
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed for this Python: run it with .venv-vllm/bin/python")
         return
+    import torch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    torch.set_num_threads(1)
     original = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
     kind: Any = GPUModelRunner
     results: dict[str, dict[str, float]] = {}
@@ -197,8 +270,8 @@ def main() -> None:
                 ("all begin", partial(beginning, names)),
             ):
                 steps = max(arguments.steps // (1 if size < 64 else 4), 20)
-                for how, pause_s in (("back to back", 0.0), ("after a pause", PAUSE_S)):
-                    found = measure(kind, make, steps, pause_s)
+                for how, operations in (("back to back", 0), ("between work", OPERATIONS)):
+                    found = measure(kind, make, steps, operations)
                     results[f"{what}, {size}, {how}"] = found
                     budget = f", budget {BUDGET_US[size]:.0f}" if size in BUDGET_US else ""
                     print(
@@ -208,6 +281,11 @@ def main() -> None:
                     )
     finally:
         GPUModelRunner.execute_model, GPUModelRunner.sample_tokens = original
+    engine = real(arguments.rounds)
+    print(
+        f"a real engine, 8 requests: {engine['bare_us']:.0f} us a step, recorded {engine['recorded_us']:.0f} us, "
+        f"ratio {engine['ratio']:.3f}"
+    )
     if arguments.output is not None:
         facts = {
             "python": platform.python_version(),
@@ -215,7 +293,8 @@ def main() -> None:
             "vllm": str(sys.modules["vllm"].__version__),
         }
         arguments.output.write_text(
-            json.dumps({**facts, "us_per_step": results}, indent=2) + "\n", encoding="utf-8"
+            json.dumps({**facts, "us_per_step": results, "real engine": engine}, indent=1) + "\n",
+            encoding="utf-8",
         )
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -59,6 +60,9 @@ _CACHED = ("req_ids", "resumed_req_ids", "num_computed_tokens", "num_output_toke
 _OUTPUT = ("req_ids", "sampled_token_ids")
 
 _PROMPT = attrgetter("prompt_len")
+
+#: Takes the fields in their order: the class itself would take them one by one, in Python.
+_make_step: Callable[[tuple[Any, ...]], StepRan] = partial(tuple.__new__, StepRan)
 
 
 class _Open:
@@ -491,36 +495,38 @@ class WorkerHook:
     ) -> None:
         seen = opened.seen
         self._emit(
-            StepRan(
-                seen.number,
-                opened.step,
-                seen.model_id,
-                opened.thread_id,
-                opened.start_ns,
-                opened.executed_ns,
-                opened.sample_ns,
-                opened.ended_ns,
-                opened.span,
-                opened.scheduled,
-                opened.drafts,
-                opened.new,
-                opened.cached,
-                opened.computed,
-                opened.outputs,
-                opened.resumed,
-                opened.finished,
-                sampled,
-                awaited,
-                ends,
-                opened.padded,
-                opened.graph,
-                seen.compiled,
-                seen.encodes,
-                opened.warmup,
-                opened.profiled,
-                error,
-                opened.prompts,
-                opened.tokens,
+            _make_step(
+                (
+                    seen.number,
+                    opened.step,
+                    seen.model_id,
+                    opened.thread_id,
+                    opened.start_ns,
+                    opened.executed_ns,
+                    opened.sample_ns,
+                    opened.ended_ns,
+                    opened.span,
+                    opened.scheduled,
+                    opened.drafts,
+                    opened.new,
+                    opened.cached,
+                    opened.computed,
+                    opened.outputs,
+                    opened.resumed,
+                    opened.finished,
+                    sampled,
+                    awaited,
+                    ends,
+                    opened.padded,
+                    opened.graph,
+                    seen.compiled,
+                    seen.encodes,
+                    opened.warmup,
+                    opened.profiled,
+                    error,
+                    opened.prompts,
+                    opened.tokens,
+                )
             )
         )
         self.handed_over += 1
