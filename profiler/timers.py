@@ -6,6 +6,7 @@ here waits for a device while the workload runs.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Any, Protocol
 
@@ -121,3 +122,11 @@ class CudaEventTimer:
             return self._pool.pop()
         except IndexError:
             return self._cuda.Event(enable_timing=True)
+
+
+def timer_of(device: Any) -> DeviceTimer | None:
+    """The timer for a torch device; None where the host's time is the device's."""
+    if device.type != "cuda":
+        return None
+    cuda = sys.modules["torch"].cuda
+    return CudaEventTimer(cuda, cuda.current_device() if device.index is None else device.index)

@@ -28,7 +28,7 @@ from phaseprof.hooks.patching import Patch
 from phaseprof.hooks.routing import RoutingHook
 from phaseprof.hooks.state import CacheBook, Flags, ThreadState
 from phaseprof.hooks.variants import patch_injection
-from phaseprof.timers import CudaEventTimer, DeviceTimer
+from phaseprof.timers import timer_of
 from phaseprof.trace.meta import ModelMeta
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.counter import counted_cost
@@ -67,7 +67,7 @@ class TransformersHooks:
         self._on_model = on_model
         self._models = ModelBook(
             describe=describe,
-            make_timer=_timer,
+            make_timer=timer_of,
             count=partial(_count, state),
             on_new=self._new_model,
             note=note,
@@ -413,11 +413,3 @@ def _count(state: ThreadState, model: Any) -> ModelCost:
         return counted_cost(model, cost)
     finally:
         here.in_pass = inside
-
-
-def _timer(device: Any) -> DeviceTimer | None:
-    """The timer for a torch device; None where the host's time is the device's."""
-    if device.type != "cuda":
-        return None
-    cuda = sys.modules["torch"].cuda
-    return CudaEventTimer(cuda, cuda.current_device() if device.index is None else device.index)

@@ -25,7 +25,7 @@ from phaseprof.devices import describe
 from phaseprof.errors import NotMeasured
 from phaseprof.hooks.models import SeenModel
 from phaseprof.hooks.state import Flags, ThreadFacts, ThreadState
-from phaseprof.timers import CudaEventTimer, DeviceTimer, Span
+from phaseprof.timers import DeviceTimer, Span, timer_of
 from phaseprof.vllm.events import (
     Sampled,
     StepFetched,
@@ -174,7 +174,7 @@ class WorkerHook:
         self._work = WorkReader(failed)
         self._runners = RunnerBook(
             describe=describe,
-            make_timer=_timer,
+            make_timer=timer_of,
             read=self._work.read,
             on_new=on_model,
             note=note,
@@ -567,11 +567,3 @@ def _look(module: Any) -> str | None:
         or missing_fields(getattr(scheduled, "CachedRequestData", None), _CACHED)
         or missing_fields(getattr(outputs, "ModelRunnerOutput", None), _OUTPUT)
     )
-
-
-def _timer(device: Any) -> DeviceTimer | None:
-    """The timer for a torch device; None where the host's time is the device's."""
-    if device.type != "cuda":
-        return None
-    cuda = sys.modules["torch"].cuda
-    return CudaEventTimer(cuda, cuda.current_device() if device.index is None else device.index)

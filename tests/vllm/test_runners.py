@@ -469,7 +469,7 @@ def test_events_stand_before_the_forward_pass_and_after_sampling(
     from vllm.v1.worker.gpu.async_utils import StepTimingCollector
 
     timer = _Stream()
-    monkeypatch.setattr("phaseprof.vllm.worker._timer", lambda device: timer)
+    monkeypatch.setattr("phaseprof.vllm.worker.timer_of", lambda device: timer)
     if version == "V1":
         monkeypatch.setattr(kind, "_model_forward", lambda runner: timer.seen.append("model"))
 
