@@ -19,7 +19,7 @@ from phaseprof.collectors import ceilings, datasheet
 from phaseprof.collectors.nvml import NvmlState, ask_nvml
 from phaseprof.devices import describe
 from phaseprof.trace.meta import Device
-from phaseprof.vllm import plugin
+from phaseprof.vllm import allowed
 from phaseprof.vllm.inspection import VllmInstall, find_vllm
 from phaseprof.vllm.seams import TRIED
 
@@ -176,7 +176,7 @@ def _vllm_version(found: VllmInstall) -> Finding:
 
 def _vllm_plugin(found: VllmInstall) -> Finding:
     subject = "vLLM plugin"
-    missing = plugin.left_out()
+    missing = allowed.left_out()
     if missing is not None:
         return Finding(subject, State.LIMITED, missing.why, missing.fix)
     if not found.plugin:

@@ -218,8 +218,9 @@ class _Drawing:
             lines.append(line)
         lines += self._x_axis()
         if unnamed:
-            names = "   ".join(f"{glyph} {mark.label}" for glyph, mark in unnamed)
-            lines.append(Text(" " * (scale.gutter + 2) + names))
+            names = [f"{glyph} {mark.label}" for glyph, mark in unnamed]
+            indent = " " * (scale.gutter + 2)
+            lines += [Text(indent + line) for line in _joined(names, scale.columns)]
         return lines
 
     def _x_axis(self) -> list[Text]:
@@ -275,3 +276,15 @@ def _at_least(low: float, high: float) -> tuple[float, float]:
 def _decades(low: float, high: float) -> range:
     """The exponents of the powers of ten within the bounds."""
     return range(math.ceil(low), math.floor(high) + 1)
+
+
+def _joined(names: Sequence[str], width: int) -> Iterator[str]:
+    """Names side by side, as many in a line as fit."""
+    line = ""
+    for name in names:
+        longer = f"{line}   {name}" if line else name
+        if line and len(longer) > width:
+            yield line
+            longer = name
+        line = longer
+    yield line

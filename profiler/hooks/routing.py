@@ -76,7 +76,12 @@ class RoutingHook:
             )
             return []
         if _is_compiled(model):
-            self._note(NotMeasured(_WHAT, f"the model is compiled; {_EXPECTED}"))
+            self._note(
+                NotMeasured(
+                    _WHAT,
+                    f"torch compiled code in this process, and must not see a wrapper in it; {_EXPECTED}",
+                )
+            )
             return []
         new = [kind for kind in readable if kind not in self._known]
         self._known.update(new)

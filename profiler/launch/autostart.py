@@ -88,7 +88,7 @@ def _start_recording(note: str, trace: str, engine: str) -> None:
         raise
     append(note, "recording", engine)
     if engine == "vllm":
-        from phaseprof.vllm.plugin import left_out
+        from phaseprof.vllm.allowed import left_out
 
         missing = left_out()
         if missing is not None:

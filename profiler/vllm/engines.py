@@ -12,7 +12,7 @@ from typing import Any
 
 from phaseprof.errors import NotMeasured, UsageError
 from phaseprof.session import Session
-from phaseprof.vllm import plugin
+from phaseprof.vllm import allowed, plugin
 
 #: An engine is idle when a block begins, so that each of its processes answers at once; a merge of parts takes longer.
 _ANSWER_S = 60.0
@@ -121,7 +121,7 @@ class EngineSessions:
             )
         if plugin.is_registered():
             return None
-        return plugin.left_out() or NotMeasured(
+        return allowed.left_out() or NotMeasured(
             "the processes of a vLLM engine",
             "vLLM has not loaded phaseprof's plugin: it was installed after the engine began, or into another "
             f"environment than that of {sys.executable} (process {os.getpid()})",

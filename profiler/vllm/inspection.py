@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from phaseprof.hooks.state import Flags, ThreadState
-from phaseprof.vllm import plugin
+from phaseprof.vllm import allowed
 from phaseprof.vllm.hookset import VllmHooks
 from phaseprof.vllm.seams import TRIED, Seam
 
@@ -58,7 +58,7 @@ def find_vllm() -> VllmInstall | None:
         build=_build(distribution, full_version or version),
         distribution=distribution,
         tried=version.partition("+")[0] in TRIED,
-        plugin=plugin.is_installed(),
+        plugin=allowed.is_installed(),
         seams=len(seams),
         absent=tuple(problem for _, problem in problems),
         lost=tuple(dict.fromkeys(seam.lost for seam, _ in problems)),

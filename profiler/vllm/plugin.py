@@ -11,14 +11,9 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from phaseprof.errors import NotMeasured
-
-GROUP = "vllm.general_plugins"
-NAME = "phaseprof"
 #: The method that a client of the engine calls by its name.
 METHOD = "phaseprof_session"
 
@@ -46,23 +41,6 @@ def register() -> None:
         logging.getLogger("phaseprof").warning(
             "phaseprof: its plugin is left out, vLLM goes on: %s: %s", type(error).__name__, error
         )
-
-
-def left_out() -> NotMeasured | None:
-    """What `VLLM_PLUGINS` costs if it is set without our name; None if it is not."""
-    named = os.environ.get("VLLM_PLUGINS")
-    if named is None or NAME in named.split(","):
-        return None
-    return NotMeasured(
-        "processes of vLLM that only its plugins reach (Ray's workers; with `phaseprof.profile(llm)`, all)",
-        f"VLLM_PLUGINS={named or '(empty)'} leaves phaseprof's plugin out",
-        f"set VLLM_PLUGINS={named + ',' if named else ''}{NAME}, or unset it",
-    )
-
-
-def is_installed() -> bool:
-    """Whether vLLM in this environment finds the plugin. An install that is older than the plugin lacks it."""
-    return any(entry.name == NAME for entry in metadata.entry_points(group=GROUP))
 
 
 def is_registered() -> bool:

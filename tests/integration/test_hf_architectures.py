@@ -215,7 +215,8 @@ def test_architecture(
         pytest.skip("in this transformers the tower runs inside the first pass")
     assert labels == expected
     (meta,) = recorded.trace.metas
-    assert meta.not_measured == ()
+    # A process that has compiled anything does not see which experts are read.
+    assert {note.what for note in meta.not_measured} <= {"the experts that each pass reads"}
     figures = recorded.passes("flops", "weight_bytes", "kv_read_bytes", "kv_write_bytes")
     assert all(None not in row for row in figures)
     if make in AS_COUNTED:

@@ -363,14 +363,16 @@ FAKE_ENGINE = {
 FAKE_SESSION = """
 import os, sys, types
 session = types.ModuleType("phaseprof.session")
-def start_process_session(trace):
+def start_process_session(trace, *, lazily):
     from phaseprof.process import ProcessPlace
     rank = ProcessPlace().now().rank
     assert sys.modules["transformers.modeling_utils"].value == "executed"
     (trace / f"{os.getpid()}-{os.getppid()}-{rank}").touch()
     session.trace = trace
+    session.whole_process = True
+    session.current = lambda: session
 session.start_process_session = start_process_session
-session.current = lambda: session
+session.current = lambda: None
 sys.modules["phaseprof.session"] = session
 __import__("phaseprof").session = session
 """

@@ -95,6 +95,14 @@ def test_ascii_drawing_is_ascii() -> None:
     assert all(line.plain.isascii() for line in lines)
 
 
+def test_phases_in_one_place_are_named_below_within_the_width() -> None:
+    lines = draw(1.0, 1e3, [Mark(name, 1.0, 1.0) for name in PHASES[:4]], width=44)
+    assert [line.split() for line in lines[-2:]] == [
+        ["●", "prefill", "◆", "decode", "■", "mixed"],
+        ["▲", "extend"],
+    ]
+
+
 @given(
     peak=st.floats(-3, 3.4),
     ridge=st.floats(-1, 3.5),
