@@ -220,7 +220,7 @@ class _Drawing:
         if unnamed:
             names = [f"{glyph} {mark.label}" for glyph, mark in unnamed]
             indent = " " * (scale.gutter + 2)
-            lines += [Text(indent + line) for line in _joined(names, scale.columns)]
+            lines += [Text(indent + line) for line in _joined(names, scale.columns + len(_UNIT))]
         return lines
 
     def _x_axis(self) -> list[Text]:
