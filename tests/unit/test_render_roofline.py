@@ -74,7 +74,8 @@ def test_a_label_without_room_moves_below_the_axes() -> None:
     drawn = "\n".join(lines)
     for name in PHASES:
         assert drawn.count(name) == 1
-    assert any(f"{GLYPHS['mixed']} mixed" in line for line in lines[-1:])
+    assert any(f"{GLYPHS['mixed']} mixed" in line for line in lines[-2:])
+    assert all(len(line) <= 44 for line in lines)
 
 
 @pytest.mark.parametrize("width", [20, 30])
