@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phaseprof.cli.render.progress import TerminalProgress
-from phaseprof.errors import EmptyRunError
+from phaseprof.errors import EmptyRunError, ModelError
 
 if TYPE_CHECKING:
     from phaseprof.api import PrintableReport
@@ -51,6 +52,8 @@ def profile_vllm(run: VllmRun) -> tuple[PrintableReport, WorkloadOutcome]:
     Raises:
         PhaseprofError: What went wrong, in one line.
     """
+    from phaseprof.api import default_trace_path
+    from phaseprof.launch.why import has_passes
     from phaseprof.workload.vllm_engine import EngineOutput
 
     # Asked for by vLLM's own variable, its log is shown.
@@ -61,7 +64,14 @@ def profile_vllm(run: VllmRun) -> tuple[PrintableReport, WorkloadOutcome]:
     ):
         if not output.terminal.isatty():
             progress.say(_one_line(run, name))
-        return _measure(run, source, name, note, output, progress)
+        trace = run.output if run.output is not None else default_trace_path()
+        try:
+            return _measure(run, source, name, note, trace, output, progress)
+        except ModelError:
+            # An engine that does not start leaves no trace behind.
+            if not has_passes(trace):
+                shutil.rmtree(trace, ignore_errors=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -93,6 +103,7 @@ def _measure(
     source: str,
     name: str,
     note: str,
+    trace: Path,
     output: EngineOutput,
     progress: TerminalProgress,
 ) -> tuple[PrintableReport, WorkloadOutcome]:
@@ -120,7 +131,7 @@ def _measure(
     if run.calibrate:
         _ensure_ceilings(run.place, progress)
     # It records from before the weights are loaded, as they are counted then.
-    with phaseprof.api.profile(None, run.output, workload=facts) as prof:
+    with phaseprof.api.profile(None, trace, workload=facts) as prof:
         progress("Starting vLLM, which takes a while")
         with running_engine(arguments, environment, prof.trace_path, output) as engine:
             with prof.follow(engine):

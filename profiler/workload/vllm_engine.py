@@ -21,6 +21,8 @@ from phaseprof.workload.load import DTYPES, one_line
 #: The last lines of the engine's log that are looked through for the cause.
 _TAIL_BYTES = 64_000
 _CAUSE = re.compile(r"(?:^|\s)((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)): (.+)$")
+#: What a check of vLLM's configuration says, within what pydantic says about it.
+_CHECK = re.compile(r"^ *(?:Value|Assertion) error, (.+?)(?: \[type=.*)?$", re.MULTILINE)
 _NO_CAUSE = ("RuntimeError: Engine core initialization failed", "RuntimeError: Worker failed")
 
 
@@ -218,7 +220,13 @@ def failed_to_generate(error: Exception, batch: int, output: EngineOutput) -> Ph
 
 
 def _failed(what: str, error: Exception, output: EngineOutput) -> PhaseprofError:
-    said = f"{type(error).__name__}: {one_line(error)}"
+    check = _CHECK.search(str(error))
+    # Of its advice the first sentence tells what is wrong.
+    said = (
+        re.split(r"\.\s+(?=[A-Z])", check[1])[0].rstrip(".")
+        if check
+        else f"{type(error).__name__}: {one_line(error)}"
+    )
     # A process of the engine has the cause; this one has only been told that it ended.
     if said.startswith(_NO_CAUSE) or "EngineDead" in said or said == "RuntimeError: it ended":
         said = output.cause() or said

@@ -17,7 +17,7 @@ from phaseprof.errors import ModelError, UsageError
 from phaseprof.session import Session
 from phaseprof.vllm.engines import EngineSessions, is_engine
 from phaseprof.workload.generate import WorkloadPlan
-from phaseprof.workload.vllm_engine import EngineOutput, config_folder
+from phaseprof.workload.vllm_engine import EngineOutput, config_folder, failed_to_generate
 from phaseprof.workload.vllm_plan import (
     EngineOptions,
     engine_arguments,
@@ -152,6 +152,15 @@ def test_what_the_engine_prints_is_kept_off_the_terminal(capfd: pytest.CaptureFi
     print("after")
     sys.stdout.flush()
     assert capfd.readouterr() == ("after\n", "progress\n")
+
+
+def test_the_check_that_failed_is_what_is_said() -> None:
+    error = ValueError(
+        "1 validation error for ModelConfig\n  Value error, max_model_len (104) is too large. "
+        "[type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]\n    For further information visit"
+    )
+    said = failed_to_generate(error, 4, EngineOutput(shown=True))
+    assert said.message == "vLLM failed at batch 4: max_model_len (104) is too large."
 
 
 class Client:
