@@ -69,7 +69,7 @@ test-oldest: $(DEV) $(OLDEST)/.installed
 # What runs inside of vLLM.
 ifeq ($(strip $(VLLM_SKIPPED)),)
 test-vllm: $(VLLM_DEV)
-	HF_HUB_OFFLINE=1 $(VLLM_BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 $(VLLM_BIN)/python -m pytest tests/vllm
 else
 test-vllm:
 	@echo "The tests with vLLM are skipped: $(strip $(VLLM_SKIPPED))."
