@@ -32,7 +32,7 @@ log = logging.getLogger("phaseprof")
 
 DRAIN_S = 0.25
 #: With the time to write, a kill loses less than a second.
-FLUSH_S = 0.75
+FLUSH_S = 0.5
 #: Events that may wait. At a pass a millisecond that is three minutes in which the thread got no time at all.
 MAX_WAITING = 200_000
 #: More than these are not caught up with: passes are shed until so many wait, but no event that tells what passes are.

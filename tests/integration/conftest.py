@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from phaseprof.session import Session
 from phaseprof.trace.reader import Trace, open_trace
+
+# quanto compiles with the distutils of setuptools, which refuses to come after that of the standard library.
+importlib.import_module("setuptools")
 
 EOS, PAD, BOS = 2, 0, 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,13 @@ from phaseprof.work.walk import model_cost
 
 #: The fixture that runs a function under a session.
 Record = Callable[[Callable[[], Any]], Any]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which nothing was compiled: another test may have."""
+    monkeypatch.setitem(torch._dynamo.utils.counters, "stats", Counter())
+
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 2
 _SIZES = {
