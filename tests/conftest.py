@@ -22,11 +22,13 @@ def _is_ours(function: object) -> bool:
 
 
 def _vllm_hooks_left() -> list[str]:
-    """The methods of vLLM's classes that are still wrapped, whichever they are."""
+    """The methods of vLLM's classes that are still wrapped, whichever they are. The one by which our plugin is reached
+    sleeps there as long as the process lives (docs/vllm.md)."""
     ours = sys.modules.get("phaseprof.vllm")
     if ours is None or ours.__file__ is None:
         return []
     folder = str(Path(ours.__file__).parent)
+    sleeping = getattr(sys.modules.get("phaseprof.vllm.plugin"), "phaseprof_session", None)
     kinds = {
         kind
         for name, module in tuple(sys.modules.items())
@@ -39,6 +41,7 @@ def _vllm_hooks_left() -> list[str]:
         for kind in kinds
         for name, value in vars(kind).items()
         if getattr(getattr(value, "__code__", None), "co_filename", "").startswith(folder)
+        and value is not sleeping
     ]
 
 
