@@ -45,6 +45,13 @@ def _vllm_hooks_left() -> list[str]:
     ]
 
 
+def _only_the_plugin_waits() -> bool:
+    """Whether all that is awaited are the two modules of vLLM in which our plugin sleeps."""
+    plugin = sys.modules.get("phaseprof.vllm.plugin")
+    awaited = set(sys.modules["phaseprof.hooks.imports"]._waiting)
+    return plugin is not None and awaited <= {module for module, _ in plugin._REACHED}
+
+
 def _hooks_left() -> list[str]:
     """What of phaseprof is still attached to this process, in words."""
     left = []
@@ -76,7 +83,7 @@ def _hooks_left() -> list[str]:
     left += [
         f"{type(finder).__module__} waits on sys.meta_path"
         for finder in sys.meta_path
-        if type(finder).__module__.startswith("phaseprof")
+        if type(finder).__module__.startswith("phaseprof") and not _only_the_plugin_waits()
     ]
     left += [
         f"thread {thread.name} runs"
