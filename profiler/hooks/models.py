@@ -58,6 +58,15 @@ class SeenModel:
     pool: PagedPool | None = None
 
 
+def unread(class_name: str, error: Exception) -> NotMeasured:
+    """What a model's figures lack if reading its structure raised."""
+    return NotMeasured(
+        f"FLOPs and bytes of {class_name}",
+        f"its structure could not be read ({type(error).__name__}: {error})",
+        "please report it with the model's config.json",
+    )
+
+
 class ModelBook:
     """Knows models by identity, without keeping them alive or marking them.
 
@@ -245,13 +254,7 @@ class ModelBook:
                 # Shards that are plain tensors: what a rank holds is seen, what it computes is not.
                 cost = replace(cost, not_covered=(f"layers that are split over {ranks} ranks",))
         except Exception as error:
-            self._note(
-                NotMeasured(
-                    f"FLOPs and bytes of {class_name}",
-                    f"its structure could not be read ({type(error).__name__}: {error})",
-                    "please report it with the model's config.json",
-                )
-            )
+            self._note(unread(class_name, error))
             return None
         if not cost.covered:
             reasons = "; ".join(cost.not_covered)

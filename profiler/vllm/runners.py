@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from phaseprof.errors import NotMeasured
-from phaseprof.hooks.models import SeenModel
+from phaseprof.hooks.models import SeenModel, unread
 from phaseprof.process import say_rank
 from phaseprof.timers import DeviceTimer
 from phaseprof.trace.meta import Device, ModelMeta
@@ -170,13 +170,7 @@ class RunnerBook:
         try:
             work = self._read_work(runner)
         except Exception as error:
-            self._note(
-                NotMeasured(
-                    f"FLOPs and bytes of {class_name}",
-                    f"its structure could not be read ({type(error).__name__}: {error})",
-                    "please report it with the model's config.json",
-                )
-            )
+            self._note(unread(class_name, error))
             return RunnerWork()
         for note in work.notes:
             self._note(note)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from flop_truth import CACHE
 from transformers import LlamaForCausalLM
 
 from phaseprof.phases import RequestTokens, check_invariants
@@ -22,12 +23,6 @@ peft = pytest.importorskip("peft")
 
 Record = Callable[[Callable[[], Any]], Any]
 
-#: transformers renamed the argument in 5.24.
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
-    else "past_key_values"
-)
 IDS = torch.arange(3, 12).reshape(1, 9)
 COLUMNS = (
     "model_id",

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from flop_truth import CACHE
 from hf_case import Served, assert_same, check_trace, served
-from hf_models import CACHE, PAD, counter_and_skipper, generate, llama, sliding
+from hf_models import PAD, counter_and_skipper, generate, llama, sliding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from flop_truth import CACHE
 from torch import nn
 from transformers import LlamaForCausalLM
 
@@ -21,12 +21,6 @@ from phaseprof.trace.reader import open_trace
 
 Record = Callable[[Callable[[], Any]], Any]
 
-#: transformers renamed the argument in 5.24.
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
-    else "past_key_values"
-)
 IDS = torch.arange(3, 12).reshape(1, 9)
 COLUMNS = (
     "model_id",

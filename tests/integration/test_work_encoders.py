@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from flop_truth import CACHE
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, EncoderDecoderCache
@@ -297,13 +297,6 @@ def pair(name: str) -> tuple[Any, dict[str, Any]]:
     ending = "MTModel" if family == "Marian" else "ForConditionalGeneration"
     model = getattr(transformers, f"{family}{ending}")(configured(f"{family}Config", given)).eval()
     return model, inputs(shapes)
-
-
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(transformers.BartForConditionalGeneration.forward).parameters
-    else "past_key_values"
-)
 
 
 def close(ours: int, theirs: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from flop_truth import CACHE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,11 +38,6 @@ FULL = LlamaConfig(**SIZES)
 SLIDING = MistralConfig(**SIZES, sliding_window=WINDOW)
 #: Whether sdpa cuts the empty slots off a prefill into a new static cache, as it does in 5.17 and not yet in 5.10.
 CUTS_EMPTY_SLOTS = "kv_length" in sdpa_attention_forward.__code__.co_varnames
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
-    else "past_key_values"
-)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import transformers
+from flop_truth import CACHE
 from hf_case import Case, Pass, Served, decode, encode, mixed, prefill, verify
-from hf_models import CACHE, TEXT, drafting, generate, ids, tiny
+from hf_models import TEXT, drafting, generate, ids, tiny
 from transformers import GenerationMixin
 
 #: An image token, and the tokens around images.

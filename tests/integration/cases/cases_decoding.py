@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from flop_truth import CACHE
 from hf_case import Case, Pass, Served, decode, mixed, prefill, verify
 from hf_models import (
-    CACHE,
     counter,
     counter_and_skipper,
     counting,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from flop_truth import CACHE
 from hf_case import Case, Pass, Served, decode, mixed, prefill
-from hf_models import CACHE, EOS, PAD, endless, generate, ids, llama, sliding, tiny
+from hf_models import EOS, PAD, endless, generate, ids, llama, sliding, tiny
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList, WatermarkingConfig
 from transformers.generation.streamers import BaseStreamer
 

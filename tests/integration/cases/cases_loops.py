@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from flop_truth import CACHE
 from hf_case import Case, Pass, Served, decode, mixed, other, prefill, verify
-from hf_models import CACHE, endless, generate, ids, llama, tiny
+from hf_models import endless, generate, ids, llama, tiny
 from transformers import DynamicCache, StaticCache
 
 import phaseprof

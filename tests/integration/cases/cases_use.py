@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from flop_truth import CACHE
 from hf_case import Case, Pass, Served, decode, encode, prefill
-from hf_models import BOS, CACHE, PAD, endless, generate, ids
+from hf_models import BOS, PAD, endless, generate, ids
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +11,6 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 EOS, PAD, BOS = 2, 0, 1
-#: transformers renamed the argument in 5.24.
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
-    else "past_key_values"
-)
 #: Of every tiny language model here.
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
