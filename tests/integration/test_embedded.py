@@ -36,7 +36,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     (tmp_path / "index").mkdir()
+    monkeypatch.setattr(sys, "meta_path", [_NoQuestionsAboutPip(), *sys.meta_path])
     return tmp_path / "cache"
+
+
+class _NoQuestionsAboutPip:
+    """Stands before the finder of setuptools, which warns where pip is looked for in a process with distutils."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pip":
+            pytest.fail(
+                "whether pip is installed was asked of every finder, the one of setuptools included"
+            )
 
 
 def put_wheel(index: Path, files: dict[str, bytes]) -> None:
