@@ -99,7 +99,7 @@ class Profile:
         if window.not_measured is not None:
             self._session.note(window.not_measured)
             return
-        self._session.recorder.put_operators(
+        self._session.recorder.put_kernels(
             [
                 Kernel(
                     name=event.name,

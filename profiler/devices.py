@@ -125,7 +125,15 @@ def _describe_cuda(index: int | None) -> Device:
         threads=None,
         memory_bytes=properties.total_memory,
         key="|".join(parts),
+        uuid=_uuid(properties),
     )
+
+
+def _uuid(properties: object) -> str:
+    """``GPU-…`` as NVML spells it; of a part of a GPU that torch calls a device (MIG), its own. Empty if torch does not
+    know it."""
+    found = str(getattr(properties, "uuid", "") or "")
+    return found if not found or found.startswith(("GPU-", "MIG-")) else f"GPU-{found}"
 
 
 def _cpuinfo() -> dict[str, str]:

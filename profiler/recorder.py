@@ -21,8 +21,8 @@ from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
 from phaseprof.events import PASSES, Event, PassSeen, RawPass
 from phaseprof.process import ProcessPlace, first_pass_id
-from phaseprof.records import Kernel
-from phaseprof.schema import KERNELS
+from phaseprof.records import Kernel, Sample
+from phaseprof.schema import KERNELS, SAMPLES
 from phaseprof.settling.settler import Settler
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.writer import TraceWriter, to_arrow
@@ -81,7 +81,8 @@ class Recorder:
         self._passes_seen = passes_seen
         # Full, it loses its oldest events: the workload must not be held up, nor its memory fill.
         self._queue: deque[Event | RawPass] = deque(maxlen=MAX_WAITING)
-        self._operators: deque[Sequence[Kernel]] = deque()
+        self._kernels: deque[Sequence[Kernel]] = deque()
+        self._samples: deque[Sequence[Sample]] = deque()
         self._meta_due = threading.Event()
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -127,9 +128,13 @@ class Recorder:
                 self._follow_rank(self._writer)
                 self._writer.write_meta(self._meta())
 
-    def put_operators(self, operators: Sequence[Kernel]) -> None:
-        """Add operators of the passes that were flagged `profiled` since the last call; the thread joins them."""
-        self._operators.append(operators)
+    def put_kernels(self, rows: Sequence[Kernel]) -> None:
+        """Add kernels of the passes that were flagged `profiled` since the last call; the thread joins them."""
+        self._kernels.append(rows)
+
+    def put_samples(self, rows: Sequence[Sample]) -> None:
+        """Add counter samples."""
+        self._samples.append(rows)
 
     @property
     def emit(self) -> Callable[[Event | RawPass], None]:
@@ -176,7 +181,7 @@ class Recorder:
         if asked or now - self._flushed_at >= FLUSH_S - DRAIN_S / 2:
             self._flush_due.clear()
             self._flushed_at = now
-            self._put_operators()
+            self._put_evidence()
             writer = self._open_writer()
             self._follow_rank(writer)
             writer.flush()
@@ -233,7 +238,7 @@ class Recorder:
                     "leave the recorder a core, and write the trace to a faster disk",
                 )
             )
-        self._put_operators()
+        self._put_evidence()
         self._follow_rank(self._open_writer())
         self._open_writer().close()
 
@@ -243,13 +248,16 @@ class Recorder:
             writer.move_to(rank)
             self._meta_due.set()
 
-    def _put_operators(self) -> None:
-        while self._operators:
-            operators = self._operators.popleft()
-            # The passes came before their operators: settle them first.
+    def _put_evidence(self) -> None:
+        while self._samples:
+            rows = self._samples.popleft()
+            self._open_writer().put_rows("samples", to_arrow(rows, SAMPLES.arrow))
+        while self._kernels:
+            kernels = self._kernels.popleft()
+            # The passes came before their kernels: settle them first.
             self._drain()
-            kernels = join_operators(operators, self._settler.take_profiled())
-            self._open_writer().put_rows("kernels", to_arrow(kernels, KERNELS.arrow))
+            joined = join_operators(kernels, self._settler.take_profiled())
+            self._open_writer().put_rows("kernels", to_arrow(joined, KERNELS.arrow))
 
     def _open_writer(self) -> TraceWriter:
         assert self._writer is not None

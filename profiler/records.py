@@ -152,7 +152,8 @@ class EngineStep:
 class Kernel:
     """One kernel, copy or (on a CPU) outermost operator: a row of the `kernels` table.
 
-    `thread_id` is the host thread that ran or launched it; it is no column, and joins an operator to its pass.
+    `thread_id` is the host thread that ran or launched it; it is no column, and joins it to its pass, together with
+    `launched_ns`.
     """
 
     name: str
@@ -163,3 +164,16 @@ class Kernel:
     stream: int | None = None
     thread_id: int | None = None
     pass_id: int | None = None
+    launched_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample window of a counter: a row of the `samples` table. `metric` is one of `phaseprof.metrics.Metric`."""
+
+    start_ns: int
+    end_ns: int
+    device: str
+    source: str
+    metric: str
+    value: float

@@ -357,6 +357,13 @@ KERNELS = TableSpec(
         Column("start_ns", _I64, "Begin, Unix ns."),
         Column("end_ns", _I64, "End, Unix ns."),
         Column("source", _TEXT, "The collector."),
+        Column(
+            "launched_ns",
+            _I64,
+            "When the host launched it, or the graph that holds it, Unix ns; null if no launch was seen, and for an "
+            "operator of a CPU.",
+            nullable=True,
+        ),
     ),
 )
 
@@ -367,7 +374,11 @@ SAMPLES = TableSpec(
     columns=(
         Column("start_ns", _I64, "Begin of the window, Unix ns."),
         Column("end_ns", _I64, "End of the window, Unix ns."),
-        Column("device", _TEXT, "Device, as the collector names it."),
+        Column(
+            "device",
+            _TEXT,
+            "The device: `uuid` of its entry in the meta files (`GPU-…`, `MIG-…`), or `cpu`.",
+        ),
         Column("source", _TEXT, "The collector."),
         Column("metric", _TEXT, "What was sampled, with its unit in the name."),
         Column("value", pa.float64(), "The value."),

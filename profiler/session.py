@@ -21,6 +21,7 @@ from typing import Any
 from phaseprof.clock import Clock, read_pair
 from phaseprof.errors import NotMeasured, PhaseprofError, UsageError
 from phaseprof.events import ModelSeen, Override
+from phaseprof.evidence import COLLECT_VARIABLE, Evidence, load_evidence
 from phaseprof.hooks.models import SeenModel
 from phaseprof.hooks.sets import HookSet
 from phaseprof.hooks.state import Flags, ThreadState
@@ -28,6 +29,7 @@ from phaseprof.hooks.transformers import TransformersHooks, always_masked
 from phaseprof.phases import Phase
 from phaseprof.process import ProcessPlace, this_host
 from phaseprof.recorder import Recorder
+from phaseprof.sampled import SampledDevices
 from phaseprof.schema import SCHEMA_VERSION
 from phaseprof.trace.meta import ModelMeta, ProcessMeta, SelfCost
 from phaseprof.vllm.hookset import VllmHooks
@@ -51,6 +53,7 @@ class Session:
         trace: The trace's folder.
         model: A module to watch even if it is not a transformers model; None for transformers models alone.
         workload: Facts about the run that a reader should see.
+        collect: Which collectors run, as `--collect` takes it; None for what the environment says, or the defaults.
     """
 
     def __init__(
@@ -59,8 +62,10 @@ class Session:
         *,
         model: Any = None,
         workload: Mapping[str, Any] | None = None,
+        collect: str | None = None,
     ) -> None:
         self.trace = trace
+        self.collect = collect if collect is not None else os.environ.get(COLLECT_VARIABLE)
         self._place = ProcessPlace()
         self._host = this_host()
         self._model = model
@@ -83,6 +88,9 @@ class Session:
         )
         self._recorder: Recorder | None = None
         self._hooks: tuple[HookSet, ...] = ()
+        self._evidence: Evidence | None = None
+        self._devices: set[str] = set()
+        self._sampled = SampledDevices(trace)
         #: It records the process until it ends, and blocks inside it join it.
         self.whole_process = False
         #: Tells other processes that this session is followed in what `warmup` says; None if there are none.
@@ -95,7 +103,7 @@ class Session:
             lazily: Make no file before the first pass.
 
         Raises:
-            UsageError: If a session runs in this process already.
+            UsageError: If a session runs in this process already, or there is no collector of a name that is asked for.
             TraceError: If the trace cannot be written.
         """
         global _current
@@ -105,6 +113,7 @@ class Session:
                     f"A profiling session runs in this process already, into {_current.trace}.",
                     "End it first: sessions cannot be nested.",
                 )
+            evidence = load_evidence(self.collect)
             recorder = Recorder(
                 self.trace,
                 place=self._place,
@@ -128,10 +137,14 @@ class Session:
                 )
                 for kind in (TransformersHooks, VllmHooks)
             )
+            self._evidence = evidence
             try:
+                evidence.start(_Sink(self))
+                _flags.window = evidence.window
                 for hooks in self._hooks:
                     hooks.install(self._model)
             except BaseException:
+                evidence.stop()
                 self.abandon()
                 recorder.close()
                 raise
@@ -147,6 +160,9 @@ class Session:
             _current = None
         recorder = self.recorder
         self.abandon()
+        if self._evidence is not None:
+            self._evidence.stop()
+        self._sampled.release()
         recorder.close()
         self._meta = replace(
             self._meta,
@@ -164,6 +180,7 @@ class Session:
 
     def abandon(self) -> None:
         """Take the hooks off and leave the rest: in a forked child, the session is the parent process's."""
+        _flags.window = None
         for hooks in self._hooks:
             hooks.remove()
 
@@ -223,6 +240,10 @@ class Session:
         self._models.append(model)
         # A short script may leave its process group before the recorder looks again.
         self._place.now()
+        device = model.device
+        if device is not None and device.key not in self._devices and self._evidence is not None:
+            self._devices.add(device.key)
+            self._evidence.device_seen(device)
         masked = always_masked(model.meta)
         self.recorder.emit(ModelSeen(model.model_id, cost, dtype, masked, model.pool))
         self.recorder.meta_changed()
@@ -244,6 +265,18 @@ class Session:
             hooks=tuple(label for hooks in self._hooks for label in hooks.labels),
             not_measured=tuple(self._notes),
         )
+
+
+class _Sink:
+    """What the collectors of a session see of it: a `phaseprof.evidence.EvidenceSink`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.clock = session._clock
+        self.put_samples = session.recorder.put_samples
+        self.put_kernels = session.recorder.put_kernels
+        self.note = session.note
+        self.sampling_of = session._sampled.take
 
 
 def _with_cache(model: SeenModel) -> ModelMeta:
@@ -345,14 +378,15 @@ def phase(name: Phase | str, *, prompt_tokens: int | None = None) -> Iterator[No
         _state.here.override = before
 
 
-def start_process_session(trace: Path, *, lazily: bool = False) -> None:
+def start_process_session(trace: Path, *, lazily: bool = False, collect: str | None = None) -> None:
     """Record this process until it ends. A failure is said once and leaves the process alone.
 
     Args:
         trace: The trace's folder.
         lazily: Make no file before the first pass.
+        collect: As in `Session`.
     """
-    session = Session(trace)
+    session = Session(trace, collect=collect)
     session.whole_process = True
     try:
         session.start(lazily=lazily)
@@ -383,13 +417,15 @@ def _after_fork_in_child() -> None:
     global _current, _lock
     _lock = threading.RLock()
     _flags.warmups = 0
+    _flags.profiled = False
     # It may have been forked in the middle of a generate call or of a pass, which go on in the parent.
     _state.here.in_pass = False
     _state.here.generation = None
     parent, _current = _current, None
     if parent is not None:
         parent.abandon()
-        start_process_session(parent.trace, lazily=True)
+        parent._sampled.forget()
+        start_process_session(parent.trace, lazily=True, collect=parent.collect)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phaseprof.events import CacheGone, Override
+from phaseprof.evidence import PassWindow
 
 
 class Generation:
@@ -98,10 +99,12 @@ class Flags:
     Attributes:
         warmups: Nested `phaseprof.warmup()` blocks.
         profiled: A costly collector runs.
+        window: Is told of every pass, and says whether a costly collector runs during it; None for most sessions.
     """
 
     warmups: int = 0
     profiled: bool = False
+    window: PassWindow | None = None
 
 
 class CacheTrack:

@@ -28,6 +28,8 @@ class Device:
         threads: Threads torch computes with on a CPU; None for a GPU.
         memory_bytes: Its memory; None if not known.
         key: Identity under which ceilings are cached: everything that they depend on.
+        uuid: The driver's name for this very device (``GPU-…`` or ``MIG-…``), as `samples.device` has it; empty for a
+            CPU, or if it is not known.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Device:
     threads: int | None
     memory_bytes: int | None
     key: str
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from phaseprof.errors import TraceError
-from phaseprof.records import EngineStep, ForwardPass, Kernel, Request
+from phaseprof.records import EngineStep, ForwardPass, Kernel, Request, Sample
 from phaseprof.schema import TABLES, TableSpec
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.merging import Merge, with_schema
@@ -318,7 +318,7 @@ class _TableWriter:
 
 
 def to_arrow(
-    rows: Iterable[ForwardPass | Request | EngineStep | Kernel], schema: pa.Schema
+    rows: Iterable[ForwardPass | Request | EngineStep | Kernel | Sample], schema: pa.Schema
 ) -> pa.Table:
     """Rows of one kind as an Arrow table; tuples of dataclasses become lists of structs."""
     listed = list(rows)

@@ -15,7 +15,16 @@ import pyarrow as pa
 import pytest
 
 from phaseprof.phases import Phase, Role, TagSource
-from phaseprof.records import EngineStep, Finish, ForwardPass, Kernel, Request, Slice, Warmup
+from phaseprof.records import (
+    EngineStep,
+    Finish,
+    ForwardPass,
+    Kernel,
+    Request,
+    Sample,
+    Slice,
+    Warmup,
+)
 from phaseprof.schema import (
     KERNELS,
     PASSES,
@@ -36,8 +45,15 @@ NOT_STORED = {
     Request: set(),
     EngineStep: set(),
     Kernel: {"thread_id"},
+    Sample: set(),
 }
-STORED = [(ForwardPass, PASSES), (Request, REQUESTS), (EngineStep, STEPS), (Kernel, KERNELS)]
+STORED = [
+    (ForwardPass, PASSES),
+    (Request, REQUESTS),
+    (EngineStep, STEPS),
+    (Kernel, KERNELS),
+    (Sample, SAMPLES),
+]
 
 
 def test_the_docs_page_is_the_generated_one() -> None:
