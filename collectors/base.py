@@ -6,11 +6,16 @@ constructor does nothing costly and opens nothing; all its methods but `device_s
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
+from phaseprof.errors import NotMeasured
 from phaseprof.evidence import EvidenceSink, PassWindow
 from phaseprof.trace.meta import Device
+
+log = logging.getLogger("phaseprof")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +66,24 @@ class Collector(Protocol):
     def stop(self) -> None:
         """End; all that was collected is in the sink when it returns. Called once, also after a failure."""
         ...
+
+
+def failure(name: str, what: str, error: Exception) -> NotMeasured:
+    """Say in the log that a collector failed, and give what the report says of it.
+
+    Args:
+        name, what: As in `Collector`.
+        error: What it raised, and should not have.
+    """
+    log.warning(
+        "phaseprof: the collector %s failed, the workload goes on: %s: %s",
+        name,
+        type(error).__name__,
+        error,
+        exc_info=error if os.environ.get("PHASEPROF_DEBUG") else None,
+    )
+    return NotMeasured(
+        what,
+        f"the collector {name} failed ({type(error).__name__}: {error})",
+        "please report it; PHASEPROF_DEBUG=1 shows where",
+    )

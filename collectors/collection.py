@@ -1,99 +1,80 @@
-"""The collectors of a session: chosen by name, started, and put aside when they fail.
+"""The collectors of a session: made, started, and put aside when they fail.
 
-`phaseprof.evidence.load_evidence` comes here. Modules of collectors are imported when they are wanted.
+`phaseprof.evidence.load_evidence` comes here. Which collectors there are stands in `phaseprof.collectors.known`; their
+modules are imported when they are wanted.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-from phaseprof.collectors.base import Collector
-from phaseprof.errors import NotMeasured, UsageError
+from phaseprof.collectors.base import Collector, failure
+from phaseprof.collectors.known import Chosen, choose
+from phaseprof.collectors.sampler_thread import SamplerThread
+from phaseprof.collectors.sampling import SampledCollector
+from phaseprof.errors import NotMeasured
 from phaseprof.evidence import EvidenceSink, PassWindow
 from phaseprof.trace.meta import Device
 
 log = logging.getLogger("phaseprof")
 
-NONE = "none"
 
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A collector that there is.
-
-    Attributes:
-        name: As `--collect` takes it.
-        module, factory: Where it is made: a call of ``factory`` without arguments.
-        by_default: Whether it runs when nothing is asked for. It then stays silent where it has nothing to watch.
-        collects: What it collects, for help texts.
-    """
-
-    name: str
-    module: str
-    factory: str
-    by_default: bool
-    collects: str
-
-
-#: In the order in which they start.
-KNOWN: tuple[Known, ...] = ()
-
-
-def names() -> tuple[str, ...]:
-    """The collectors that there are."""
-    return tuple(known.name for known in KNOWN)
-
-
-def choose(wanted: str | None) -> tuple[Known, ...]:
-    """The collectors that are asked for.
-
-    Args:
-        wanted: Names with commas between; ``none`` for no collector; None or empty for the defaults.
-
-    Raises:
-        UsageError: If there is no collector of such a name.
-    """
-    if not wanted:
-        return tuple(known for known in KNOWN if known.by_default)
-    asked = [name.strip() for name in wanted.split(",") if name.strip()]
-    unknown = [name for name in asked if name not in (*names(), NONE)]
-    if unknown:
-        raise UsageError(
-            f"There is no collector {unknown[0]!r}.", f"Use {', '.join(names())} or {NONE}."
-        )
-    return tuple(known for known in KNOWN if known.name in asked)
-
-
-def make(known: Known) -> Collector:
+def make(chosen: Chosen) -> Collector:
     """A new collector."""
+    known = chosen.known
     module: Any = importlib.import_module(known.module)
-    return cast(Collector, getattr(module, known.factory)())
+    factory = getattr(module, known.factory)
+    collector = cast(Collector, factory(chosen.argument) if known.takes else factory())
+    if isinstance(collector, SampledCollector):
+        collector.asked = chosen.asked
+    return collector
 
 
 class Collection:
     """Runs several collectors as one: a `phaseprof.evidence.Evidence`.
 
-    One that fails is put aside with its reason, and the others go on.
+    One that fails is put aside with its reason, and the others go on. Those that sample share a thread.
+
+    Args:
+        collectors: In the order in which they start.
+        missing: What could not even be made.
     """
 
-    def __init__(self, collectors: Sequence[Collector]) -> None:
+    def __init__(
+        self, collectors: Sequence[Collector], missing: Sequence[NotMeasured] = ()
+    ) -> None:
         self._collectors = list(collectors)
+        self._missing = tuple(missing)
         self._sink: EvidenceSink | None = None
+        #: The thread of the collectors that sample.
+        self.thread = SamplerThread()
+        for collector in collectors:
+            if isinstance(collector, SampledCollector):
+                collector.thread = self.thread
 
     @property
     def window(self) -> PassWindow | None:
         """Of the one collector that wants to be told of passes."""
-        windows = [c.window for c in self._collectors if c.window is not None]
+        windows: list[_GuardedWindow] = []
+
+        def look(collector: Collector) -> None:
+            window = collector.window
+            if window is not None:
+                windows.append(
+                    _GuardedWindow(window, lambda error: self._put_aside(collector, error))
+                )
+
+        self._each(look)
         return windows[0] if windows else None
 
     def start(self, sink: EvidenceSink) -> None:
         """Start each."""
         self._sink = sink
+        for missing in self._missing:
+            sink.note(missing)
         self._each(lambda collector: collector.start(sink))
 
     def device_seen(self, device: Device) -> None:
@@ -103,37 +84,60 @@ class Collection:
     def stop(self) -> None:
         """Stop each, the last first."""
         self._collectors.reverse()
-        self._each(lambda collector: collector.stop())
+        self._each(lambda collector: collector.stop(), stopping=True)
         self._collectors = []
 
-    def _each(self, call: Callable[[Collector], None]) -> None:
+    def _each(self, call: Callable[[Collector], None], *, stopping: bool = False) -> None:
         for collector in tuple(self._collectors):
             try:
                 call(collector)
             except Exception as error:
-                self._collectors.remove(collector)
-                self._put_aside(collector, error)
+                self._put_aside(collector, error, stop=not stopping)
 
-    def _put_aside(self, collector: Collector, error: Exception) -> None:
-        log.warning(
-            "phaseprof: the collector %s failed, the workload goes on: %s: %s",
-            collector.name,
-            type(error).__name__,
-            error,
-            exc_info=error if os.environ.get("PHASEPROF_DEBUG") else None,
-        )
+    def _put_aside(self, collector: Collector, error: Exception, *, stop: bool = True) -> None:
+        if collector in self._collectors:
+            self._collectors.remove(collector)
+        missing = failure(collector.name, collector.what, error)
         if self._sink is not None:
-            self._sink.note(
-                NotMeasured(
-                    collector.what,
-                    f"the collector {collector.name} failed ({type(error).__name__}: {error})",
-                    "please report it; PHASEPROF_DEBUG=1 shows where",
-                )
-            )
+            self._sink.note(missing)
+        if stop:
+            try:
+                collector.stop()
+            except Exception:
+                log.debug("a failed collector could not be stopped", exc_info=True)
+
+
+class _GuardedWindow:
+    """A window that never raises into a pass: it closes for good when it fails."""
+
+    __slots__ = ("_failed", "_window")
+
+    def __init__(self, window: PassWindow, failed: Callable[[Exception], None]) -> None:
+        self._window: PassWindow | None = window
+        self._failed = failed
+
+    def begins(self) -> bool:
+        window = self._window
+        if window is None:
+            return False
         try:
-            collector.stop()
-        except Exception:
-            log.debug("a failed collector could not be stopped", exc_info=True)
+            return window.begins()
+        except Exception as error:
+            self._close(error)
+            return False
+
+    def ended(self) -> None:
+        window = self._window
+        if window is None:
+            return
+        try:
+            window.ended()
+        except Exception as error:
+            self._close(error)
+
+    def _close(self, error: Exception) -> None:
+        self._window = None
+        self._failed(error)
 
 
 def collection(wanted: str | None) -> Collection:
@@ -142,4 +146,11 @@ def collection(wanted: str | None) -> Collection:
     Raises:
         UsageError: If there is no collector of such a name.
     """
-    return Collection([make(known) for known in choose(wanted)])
+    collectors: list[Collector] = []
+    missing: list[NotMeasured] = []
+    for chosen in choose(wanted):
+        try:
+            collectors.append(make(chosen))
+        except Exception as error:
+            missing.append(failure(chosen.known.name, f"what {chosen.known.name} collects", error))
+    return Collection(collectors, missing)

@@ -11,11 +11,10 @@ together. A turn that comes late keeps its true times, and turns that were misse
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from phaseprof.collectors.base import Availability
+from phaseprof.collectors.base import Availability, failure
 from phaseprof.collectors.sampler_thread import SamplerThread
 from phaseprof.errors import NotMeasured
 from phaseprof.evidence import EvidenceSink, PassWindow
@@ -273,15 +272,4 @@ def why_not(collector: SampledCollector, error: Exception) -> NotMeasured:
     """What is said of a sampler that stepped aside: its reason, or that it failed."""
     if isinstance(error, CannotSample):
         return NotMeasured(collector.what, error.why, error.fix)
-    log.warning(
-        "phaseprof: the collector %s failed, the workload goes on: %s: %s",
-        collector.name,
-        type(error).__name__,
-        error,
-        exc_info=error if os.environ.get("PHASEPROF_DEBUG") else None,
-    )
-    return NotMeasured(
-        collector.what,
-        f"the collector {collector.name} failed ({type(error).__name__}: {error})",
-        "please report it; PHASEPROF_DEBUG=1 shows where",
-    )
+    return failure(collector.name, collector.what, error)
