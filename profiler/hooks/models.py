@@ -14,11 +14,11 @@ from typing import Any
 from phaseprof.errors import NotMeasured
 from phaseprof.hooks.containers import is_bare, running_container
 from phaseprof.hooks.parallel import tensor_ranks
-from phaseprof.hooks.placement import device_of
+from phaseprof.hooks.placement import device_of, devices_of
 from phaseprof.hooks.replicas import Replicas
 from phaseprof.hooks.state import Generation
 from phaseprof.hooks.variants import AdapterState
-from phaseprof.timers import DeviceTimer
+from phaseprof.timers import DeviceTimer, together
 from phaseprof.trace.meta import Device, ModelMeta
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.kv import KvLayout
@@ -274,6 +274,13 @@ class ModelBook:
         device = device_of(model)
         if device is None:
             return None, None
+        described, timer = self._timed(device)
+        others = devices_of(model)
+        if described is not None and others:
+            timer = together([self._timed(other)[1] for other in others])
+        return described, timer
+
+    def _timed(self, device: Any) -> tuple[Device | None, DeviceTimer | None]:
         key = str(device)
         if key not in self._devices:
             try:

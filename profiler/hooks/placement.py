@@ -6,16 +6,22 @@ from typing import Any
 
 
 def device_of(model: Any) -> Any:
-    """The torch device that a model runs on: that of its first parameter that has data. None if it cannot be told.
+    """The torch device that a model runs on: that of its first parameter that has data, on an accelerator if it has any
+    there (a large embedding may stay on the host). None if it cannot be told.
 
     Between passes the weights that accelerate keeps elsewhere are on `meta`: they run on the device that its hooks move
     them to. A replica of DataParallel has its parameters as plain attributes.
     """
-    first = None
+    first = host = None
     for parameter in model.parameters():
-        if parameter.device.type != "meta":
-            return parameter.device
-        first = first or parameter.device
+        device = parameter.device
+        if _is_accelerator(device):
+            return device
+        if device.type == "cpu":
+            host = host or device
+        first = first or device
+    if host is not None:
+        return host
     for module in model.modules():
         own = module.__dict__
         if first is not None:
@@ -27,6 +33,27 @@ def device_of(model: Any) -> Any:
                 if hasattr(value, "is_meta") and hasattr(value, "device"):
                     return value.device
     return first
+
+
+def devices_of(model: Any) -> tuple[Any, ...]:
+    """The accelerators that a model's layers lie on, its first one first; empty for a model on one device.
+
+    Layers that accelerate brings to a device for each pass run there, wherever their weights lie between passes.
+    """
+    first = device_of(model)
+    found = [parameter.device for parameter in model.parameters()]
+    found += [_execution_device(module.__dict__.get("_hf_hook")) for module in model.modules()]
+    used = dict.fromkeys(
+        device for device in (first, *found) if device is not None and _is_accelerator(device)
+    )
+    if len(used) > 1:
+        # A hook may say "cuda" for the device that a weight says the number of.
+        used = dict.fromkeys(device for device in used if device.index is not None)
+    return tuple(used) if len(used) > 1 else ()
+
+
+def _is_accelerator(device: Any) -> bool:
+    return device.type not in ("cpu", "meta")
 
 
 def _execution_device(hook: Any) -> Any:

@@ -17,6 +17,7 @@ from phaseprof.devices import describe
 from phaseprof.errors import NotMeasured
 from phaseprof.events import Event, RawPass
 from phaseprof.hooks.adapters import AdapterHook
+from phaseprof.hooks.captures import CaptureHook
 from phaseprof.hooks.compiled import CompiledCalls
 from phaseprof.hooks.containers import holds
 from phaseprof.hooks.continuous import ContinuousHook
@@ -28,7 +29,7 @@ from phaseprof.hooks.patching import Patch
 from phaseprof.hooks.routing import RoutingHook
 from phaseprof.hooks.state import CacheBook, Flags, ThreadState
 from phaseprof.hooks.variants import patch_injection
-from phaseprof.timers import timer_of
+from phaseprof.timers import DeviceTimer, finished, timer_of
 from phaseprof.trace.meta import ModelMeta
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.counter import counted_cost
@@ -65,9 +66,10 @@ class TransformersHooks:
     ) -> None:
         self._note = note
         self._on_model = on_model
+        self._captures = CaptureHook()
         self._models = ModelBook(
             describe=describe,
-            make_timer=timer_of,
+            make_timer=self._make_timer,
             count=partial(_count, state),
             on_new=self._new_model,
             note=note,
@@ -173,10 +175,17 @@ class TransformersHooks:
             self._compiled.release()
         for patch in reversed(self._patches):
             patch.remove()
-        for timer in self._models.timers:
-            timer.finish()
+        for lacking in finished(self._models.timers):
+            self._note(lacking)
+        self._captures.remove()
         for failure in failures()[self._failures_before :]:
             self._note(failure)
+
+    def _make_timer(self, device: Any) -> DeviceTimer | None:
+        timer = timer_of(device)
+        if timer is not None:
+            self._captures.set(sys.modules["torch"].cuda)
+        return timer
 
     @property
     def _forward(self) -> ForwardHook:

@@ -113,6 +113,8 @@ class PassRows:
         #: Passes whose device time is not known yet, in order, and the last version of each.
         self._waiting: deque[tuple[int, Span]] = deque()
         self._unresolved: dict[int, ForwardPass] = {}
+        #: Device times of passes that are put again for another reason.
+        self._resolved: dict[int, int | None] = {}
         self._profiled: list[PassWindow] = []
         self.routing = Routing()
         self._experts_read: dict[int, int] = {}
@@ -178,7 +180,7 @@ class PassRows:
             context = sum(row.past + row.query for row in packing.rows)
             attended = sum(pairs(row.past, row.query) for row in packing.rows)
             work = self._packed_work(event, packing, model, experts_read)
-        unresolved = event.span is not None and event.span.device_ns is None
+        unresolved = event.span is not None and _is_open(event.span)
         row = ForwardPass(
             pass_id=ids.pass_id,
             step=ids.step,
@@ -217,7 +219,7 @@ class PassRows:
             graph=packing is not None and packing.graph,
             profiled=event.profiled,
             error=event.error,
-            may_change=tag.may_change or unresolved,
+            may_change=tag.may_change,
         )
         if event.span is not None and unresolved and ids.pass_id not in self._unresolved:
             self._waiting.append((ids.pass_id, event.span))
@@ -230,16 +232,27 @@ class PassRows:
     def send(self, row: ForwardPass) -> None:
         """Put a row again; one whose device time is still to come stays open until it has."""
         if row.pass_id in self._unresolved:
-            row = replace(row, may_change=True)
             self._unresolved[row.pass_id] = row
+            row = replace(row, may_change=True)
+        elif row.pass_id in self._resolved:
+            # Whoever puts it again may have seen it before its device time came.
+            row = replace(row, device_ns=self._resolved[row.pass_id])
+            if not row.may_change:
+                del self._resolved[row.pass_id]
         self._sink.put_pass(row)
 
     def poll(self) -> None:
-        """Put the passes again whose device time has become known."""
-        while self._waiting and self._waiting[0][1].device_ns is not None:
+        """Put the passes again whose device time has become known, or never will be."""
+        # Passes of other devices and threads may be done before the first in line.
+        for _ in range(len(self._waiting)):
             pass_id, span = self._waiting.popleft()
-            row = self._unresolved.pop(pass_id)
-            self._sink.put_pass(replace(row, device_ns=span.device_ns, may_change=False))
+            if _is_open(span):
+                self._waiting.append((pass_id, span))
+                continue
+            row = replace(self._unresolved.pop(pass_id), device_ns=span.device_ns)
+            if row.may_change:
+                self._resolved[pass_id] = row.device_ns
+            self._sink.put_pass(row)
 
     def take_profiled(self) -> list[PassWindow]:
         """When the passes ran that were flagged `profiled` since the last call."""
@@ -294,11 +307,15 @@ class PassRows:
         )
 
 
+def _is_open(span: Span) -> bool:
+    return span.device_ns is None and not span.lost
+
+
 def _warmup(event: PassSeen, phase: Phase, model: _Model) -> Warmup | None:
     if event.warmup:
         model.seen.add(phase)
         return Warmup.REQUESTED
-    if event.compiling:
+    if event.compiling or (event.span is not None and event.span.captured):
         return Warmup.COMPILE
     if phase not in model.seen and phase is not Phase.EXTEND:
         model.seen.add(phase)

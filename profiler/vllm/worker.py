@@ -242,6 +242,8 @@ class WorkerHook:
         self._awaited.clear()
         for timer in self._runners.timers:
             timer.finish()
+            if timer.failure is not None:
+                self._failed("timing steps of vLLM on their device", timer.failure)
 
     # The wrappers
 

@@ -399,6 +399,8 @@ class Later:
     """Device time that becomes known later."""
 
     device_ns: int | None = None
+    lost: bool = False
+    captured: bool = False
 
 
 def test_device_time_comes_late(settler: Settler, rows: Rows) -> None:
@@ -433,6 +435,56 @@ def test_device_time_does_not_undo_what_was_accepted(settler: Settler, rows: Row
     span.device_ns = 3 * MS
     settler.poll()
     assert (rows.passes[100].accepted_tokens, rows.passes[100].device_ns) == (2, 3 * MS)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
+def test_what_was_accepted_does_not_undo_the_device_time(
+    settler: Settler, rows: Rows, early: bool
+) -> None:
+    """The device time of a verification may come before or after the pass that settles it."""
+    span = Later()
+    generation(settler, 1)
+    prompt(settler, 1, 9, speculative=True)
+    settler.handle(seen(generation=1, query=13, span=span))
+    span.device_ns = 3 * MS if early else None
+    settler.poll()
+    assert rows.passes[100].may_change
+    settler.handle(seen(generation=1, past=11))
+    span.device_ns = 3 * MS
+    settler.poll()
+    row = rows.passes[100]
+    assert (row.accepted_tokens, row.device_ns, row.may_change) == (2, 3 * MS, False)
+
+
+def test_a_slow_device_does_not_hold_up_the_passes_of_another(settler: Settler, rows: Rows) -> None:
+    slow, quick = Later(), Later()
+    settler.handle(seen(query=5, span=slow, cache=1))
+    settler.handle(seen(query=5, span=quick, cache=2))
+    quick.device_ns = 2 * MS
+    settler.poll()
+    assert (rows.passes[101].device_ns, rows.passes[101].may_change) == (2 * MS, False)
+    assert rows.passes[100].may_change
+    slow.device_ns = 3 * MS
+    settler.poll()
+    assert (rows.passes[100].device_ns, rows.passes[100].may_change) == (3 * MS, False)
+
+
+def test_a_device_time_that_never_comes_closes_the_pass(settler: Settler, rows: Rows) -> None:
+    span = Later()
+    settler.handle(seen(query=5, span=span))
+    settler.poll()
+    assert rows.passes[100].may_change
+    span.lost = True
+    settler.poll()
+    assert (rows.passes[100].device_ns, rows.passes[100].may_change) == (None, False)
+
+
+def test_a_pass_that_went_into_a_graph_is_no_steady_one(settler: Settler, rows: Rows) -> None:
+    settler.handle(seen(query=5))
+    settler.handle(seen(past=5, span=Later(lost=True, captured=True)))
+    settler.handle(seen(past=6, span=Later(device_ns=MS)))
+    found = [(row.warmup, row.device_ns, row.may_change) for row in rows.passes.values()]
+    assert found[1:] == [(Warmup.COMPILE, None, False), (Warmup.FIRST, MS, False)]
 
 
 def test_a_failed_pass_does_not_advance(settler: Settler, rows: Rows) -> None:

@@ -444,6 +444,8 @@ def test_padding_and_graphs_of_the_v1_runner(
 class _Stream:
     """A timer that writes down when it was asked."""
 
+    failure = None
+
     def __init__(self) -> None:
         self.seen: list[str] = []
 
@@ -453,7 +455,7 @@ class _Stream:
 
     def end(self, mark: str) -> Any:
         self.seen.append("end")
-        return SimpleNamespace(device_ns=1234)
+        return SimpleNamespace(device_ns=1234, lost=False, captured=False)
 
     def finish(self) -> None:
         self.seen.append("finish")
