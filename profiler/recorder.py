@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from phaseprof.attribution import join_operators
+from phaseprof.attribution import PassWindow, join
 from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
 from phaseprof.events import PASSES, Event, PassSeen, RawPass
@@ -33,6 +33,10 @@ log = logging.getLogger("phaseprof")
 DRAIN_S = 0.25
 #: With the time to write, a kill loses less than a second.
 FLUSH_S = 0.5
+#: Kernels wait so long for their passes: a step whose tokens are awaited is settled when they are there.
+SETTLE_S = 1.0
+#: Passes that kernels may still come for.
+MAX_WINDOWS = 4096
 #: Events that may wait. At a pass a millisecond that is three minutes in which the thread got no time at all.
 MAX_WAITING = 200_000
 #: More than these are not caught up with: passes are shed until so many wait, but no event that tells what passes are.
@@ -81,7 +85,9 @@ class Recorder:
         self._passes_seen = passes_seen
         # Full, it loses its oldest events: the workload must not be held up, nor its memory fill.
         self._queue: deque[Event | RawPass] = deque(maxlen=MAX_WAITING)
-        self._kernels: deque[Sequence[Kernel]] = deque()
+        #: When they came, and kernels; the passes that were flagged `profiled`, by their ids.
+        self._kernels: deque[tuple[float, Sequence[Kernel]]] = deque()
+        self._windows: dict[int, PassWindow] = {}
         self._samples: deque[Sequence[Sample]] = deque()
         self._meta_due = threading.Event()
         self._stop = threading.Event()
@@ -129,8 +135,8 @@ class Recorder:
                 self._writer.write_meta(self._meta())
 
     def put_kernels(self, rows: Sequence[Kernel]) -> None:
-        """Add kernels of the passes that were flagged `profiled` since the last call; the thread joins them."""
-        self._kernels.append(rows)
+        """Add kernels of passes that were flagged `profiled`; the thread joins them once those are settled."""
+        self._kernels.append((time.monotonic(), rows))
 
     def put_samples(self, rows: Sequence[Sample]) -> None:
         """Add counter samples."""
@@ -181,7 +187,7 @@ class Recorder:
         if asked or now - self._flushed_at >= FLUSH_S - DRAIN_S / 2:
             self._flush_due.clear()
             self._flushed_at = now
-            self._put_evidence()
+            self._put_evidence(whole=asked)
             writer = self._open_writer()
             self._follow_rank(writer)
             writer.flush()
@@ -238,7 +244,7 @@ class Recorder:
                     "leave the recorder a core, and write the trace to a faster disk",
                 )
             )
-        self._put_evidence()
+        self._put_evidence(whole=True)
         self._follow_rank(self._open_writer())
         self._open_writer().close()
 
@@ -248,16 +254,26 @@ class Recorder:
             writer.move_to(rank)
             self._meta_due.set()
 
-    def _put_evidence(self) -> None:
+    def _put_evidence(self, *, whole: bool) -> None:
+        """Hand samples and kernels to the writer; kernels that may wait do so until their passes are settled."""
         while self._samples:
             rows = self._samples.popleft()
             self._open_writer().put_rows("samples", to_arrow(rows, SAMPLES.arrow))
+        if not self._kernels:
+            return
+        # The passes came before their kernels.
+        self._drain()
+        for window in self._settler.take_profiled():
+            self._windows[window.pass_id] = window
         while self._kernels:
-            kernels = self._kernels.popleft()
-            # The passes came before their kernels: settle them first.
-            self._drain()
-            joined = join_operators(kernels, self._settler.take_profiled())
+            came, kernels = self._kernels[0]
+            if not whole and time.monotonic() - came < SETTLE_S:
+                return
+            self._kernels.popleft()
+            joined = join(kernels, tuple(self._windows.values()))
             self._open_writer().put_rows("kernels", to_arrow(joined, KERNELS.arrow))
+            while len(self._windows) > MAX_WINDOWS:
+                del self._windows[next(iter(self._windows))]
 
     def _open_writer(self) -> TraceWriter:
         assert self._writer is not None
