@@ -183,10 +183,10 @@ def _times(passes: pa.Table) -> Iterator[tuple[tuple[str, str], int]]:
         pc.cast(roles.indices, pa.int64()),
     )
     order, runs = groups(key)
-    host_ns = column(passes, "host_ns").take(order)
+    span_ns = _span_ns(passes).take(order)
     for value, begin, length in runs:
         pair = models.dictionary[value // width].as_py(), roles.dictionary[value % width].as_py()
-        yield pair, total(host_ns.slice(begin, length))
+        yield pair, total(span_ns.slice(begin, length))
 
 
 def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -> SortedPasses:
@@ -249,7 +249,11 @@ def _profiled(passes: pa.Table, status: pa.Array) -> pa.Table:
 
 
 def _span_ns(rows: pa.Table) -> pa.Array:
-    """The time of each pass: between its device events where there are any, else on the host."""
+    """The time of each pass: between its device events where there are any, else on the host.
+
+    The call of a pass on a GPU may return long before the device has done the work, or wait for the pass before; the
+    events of two passes of a stream never overlap.
+    """
     return pc.coalesce(column(rows, "device_ns"), column(rows, "host_ns"))
 
 

@@ -355,6 +355,33 @@ def test_a_draft_model_between_two_passes_is_no_gap() -> None:
     assert phase_of(timeline, "decode").between_ms is None
 
 
+def test_waiting_for_the_device_is_no_gap() -> None:
+    """Calls of 2 ms that return before the device has done its 10 ms, and a host that waits for it and works 3 ms."""
+    timeline = Timeline(gap_ns=11 * MS)
+    for _ in range(6):
+        timeline.add("decode", 2, device_ns=10 * MS)
+    decode = phase_of(timeline, "decode")
+    assert decode.span_ms == 6 * 10.0
+    assert decode.between_ms == 5 * 3.0
+
+
+def test_passes_that_are_launched_ahead_of_the_device_have_no_gap() -> None:
+    """Back to back: each call returns after 2 ms and the next follows at once, while the device takes 10 ms each."""
+    timeline = Timeline(gap_ns=0)
+    for _ in range(6):
+        timeline.add("decode", 2, device_ns=10 * MS)
+    decode = phase_of(timeline, "decode")
+    assert (decode.span_ms, decode.between_ms) == (60.0, 0.0)
+
+
+def test_the_model_with_the_most_time_has_it_on_the_device() -> None:
+    timeline = Timeline()
+    for _ in range(6):
+        timeline.add("decode", 5, device_ns=6 * MS, model_id="quick to launch")
+        timeline.add("decode", 2, device_ns=30 * MS, model_id="slow on the device")
+    assert build_report(timeline.trace()).phases["decode"].span_ms == 6 * 30.0
+
+
 def test_gaps_do_not_depend_on_the_order_of_rows_or_chunks() -> None:
     timeline = healthy()
     trace = timeline.trace()
