@@ -48,8 +48,10 @@ class KernelClass(enum.StrEnum):
     CONVOLUTION = "convolution"
     #: Between devices: all-reduce, all-gather, send.
     COLLECTIVE = "collective"
-    #: Copies that change nothing: between host and device, concatenations, transposes, fills.
+    #: Copies that change at most the number format: host and device, concatenations, transposes, fills.
     COPY = "copy"
+    #: Views and allocations, which move no data: operators of a CPU only.
+    VIEW = "view"
     #: A name that no table knows.
     OTHER = "other"
 
