@@ -39,7 +39,23 @@ class Known:
 
 
 #: In the order in which they start.
-KNOWN: tuple[Known, ...] = ()
+KNOWN: tuple[Known, ...] = (
+    Known(
+        "host",
+        "phaseprof.collectors.host",
+        "host_collector",
+        by_default=True,
+        collects="CPU use and memory of the host",
+    ),
+    Known(
+        "replay",
+        "phaseprof.collectors.replay",
+        "replay_collector",
+        by_default=False,
+        collects="the samples of a recording, as if they were measured",
+        takes="PATH",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)

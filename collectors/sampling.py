@@ -88,7 +88,7 @@ class SampledCollector:
         watches: Which devices it samples.
         nothing: Why there may be nothing to watch, and what would help: said if it was asked for by name and models ran
             on other devices only.
-        once: Sample the first device that is watched alone: for what is not of a device, but of the process.
+        of_process: What it reads is of the process rather than of a device: it is read once, in each process.
         period_ns: Time between readings, best a multiple of `PERIOD_NS`.
     """
 
@@ -101,7 +101,7 @@ class SampledCollector:
         *,
         watches: Callable[[Device], bool] = is_cuda,
         nothing: CannotSample | None = None,
-        once: bool = False,
+        of_process: bool = False,
         period_ns: int = PERIOD_NS,
     ) -> None:
         self.name = name
@@ -116,7 +116,7 @@ class SampledCollector:
         self._probe = probe
         self._watches = watches
         self._nothing = nothing or CannotSample("no model ran on a CUDA device")
-        self._once = once
+        self.of_process = of_process
         self._sink: EvidenceSink | None = None
         self._seen = 0
         self._watched = 0
@@ -133,7 +133,7 @@ class SampledCollector:
     def device_seen(self, device: Device) -> None:
         """Sample it from now on, on the sampling thread."""
         self._seen += 1
-        if self._sink is None or not self._watches(device) or (self._once and self._watched):
+        if self._sink is None or not self._watches(device) or (self.of_process and self._watched):
             return
         self._watched += 1
         self.thread.add(SamplingTask(self, device, self._sink))
@@ -235,7 +235,7 @@ class SamplingTask:
         )
 
     def _open(self, now_ns: int) -> None:
-        if self._sink.sampling_of(self._key):
+        if self.owner.of_process or self._sink.sampling_of(self._key):
             self._sampler = self.owner.open(self._device, self._sink)
             # A turn of its own, at once: reading has less patience than opening.
             self.due_ns = now_ns
