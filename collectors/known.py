@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from phaseprof.errors import UsageError
 
+#: As `phaseprof.evidence.COLLECT_VARIABLE`; importing that would make help slower.
+COLLECT_VARIABLE = "PHASEPROF_COLLECT"
 NONE = "none"
 DEFAULT = "default"
 
@@ -46,6 +49,13 @@ KNOWN: tuple[Known, ...] = (
         "host_collector",
         by_default=True,
         collects="CPU use and memory of the host",
+    ),
+    Known(
+        "pm",
+        "phaseprof.collectors.pm",
+        "pm_collector",
+        by_default=False,
+        collects="SM, tensor-core and DRAM counters every 200 µs by CUPTI, with the extra cupti",
     ),
     Known(
         "replay",
@@ -143,6 +153,15 @@ def normalized(wanted: str | None) -> str | None:
     chosen = choose(wanted)
     parts = [DEFAULT] if DEFAULT in [part.strip() for part in wanted.split(",")] else []
     return ",".join([*parts, *(each.text for each in chosen if each.asked)]) or NONE
+
+
+def asked_for(option: str | None) -> str | None:
+    """What is asked for by an option, else by the environment, `normalized`; None if neither asks.
+
+    Raises:
+        UsageError: As `choose`.
+    """
+    return normalized(option if option is not None else os.environ.get(COLLECT_VARIABLE))
 
 
 def help_text() -> str:

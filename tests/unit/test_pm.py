@@ -56,6 +56,9 @@ class Sink:
     def put_kernels(self, rows: Sequence[Kernel]) -> None:
         raise AssertionError("there are no kernels")
 
+    def spent(self, cost: object) -> None:
+        """Costs are not looked at."""
+
     def note(self, what: NotMeasured) -> None:
         if what not in self.notes:
             self.notes.append(what)
