@@ -11,14 +11,13 @@ The order of the questions (DESIGN: Bound), with the thresholds of `phaseprof.an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from phaseprof.analyzers import thresholds
+from phaseprof.analyzers.case import Case
+from phaseprof.analyzers.doubts import doubt_passes, doubt_roofs, doubt_threshold, explain_excess
 from phaseprof.analyzers.remedies import Circumstances, lever, wider_dtype_hint
 from phaseprof.analyzers.results import (
     Bound,
     Confidence,
-    Evidence,
     Lever,
     Provenance,
     Roof,
@@ -31,8 +30,6 @@ from phaseprof.analyzers.wording import (
     data,
     duration,
     flop_rate,
-    number,
-    pass_noun,
     percent,
     sentence,
     work,
@@ -41,47 +38,6 @@ from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings
 
 _NOTHING_KNOWN = Circumstances()
-_ORDER = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)
-
-
-@dataclass(slots=True)
-class _Case:
-    """What one phase is judged by, and the evidence as it gathers."""
-
-    time_s: float
-    flops: float | None
-    moved_bytes: float | None
-    ceilings: Ceilings | None
-    busy_share: float | None
-    comm_share: float | None
-    phase: Phase
-    known: Circumstances
-    evidence: list[Evidence] = field(default_factory=list)
-    doubts: list[Evidence] = field(default_factory=list)
-    excess: list[str] = field(default_factory=list)
-    confidence: Confidence = Confidence.HIGH
-    worst_doubt: str = ""
-
-    @property
-    def passes(self) -> int:
-        return self.known.passes or 1
-
-    @property
-    def noun(self) -> str:
-        return pass_noun(self.phase)
-
-    @property
-    def idle_share(self) -> float | None:
-        return None if self.busy_share is None else 1 - self.busy_share
-
-    def say(self, text: str, provenance: Provenance) -> None:
-        self.evidence.append(Evidence(sentence(text), provenance))
-
-    def doubt(self, level: Confidence, text: str, provenance: Provenance) -> None:
-        """Lower the confidence to at most ``level``, with the reason."""
-        if _ORDER.index(level) > _ORDER.index(self.confidence):
-            self.confidence, self.worst_doubt = level, sentence(text)
-        self.doubts.append(Evidence(sentence(text), provenance))
 
 
 def classify(
@@ -107,7 +63,7 @@ def classify(
         exposed_comm_share: Share of the time in collectives that overlap with nothing; None if not seen.
         circumstances: What else is known.
     """
-    case = _Case(
+    case = Case(
         time_s, flops, bytes, ceilings, busy_share, exposed_comm_share, phase, circumstances
     )
     reason = _why_no_roofline(case)
@@ -119,7 +75,7 @@ def classify(
     )
 
 
-def _why_no_roofline(case: _Case) -> str:
+def _why_no_roofline(case: Case) -> str:
     """Why the time cannot be held against roofs; empty if it can."""
     if case.time_s <= 0:
         return "no time was recorded"
@@ -133,7 +89,7 @@ def _why_no_roofline(case: _Case) -> str:
     return ""
 
 
-def _without_roofline(case: _Case, reason: str) -> Verdict:
+def _without_roofline(case: Case, reason: str) -> Verdict:
     idle = case.idle_share
     if case.time_s > 0 and idle is not None and idle >= thresholds.IDLE_WITHOUT_ROOFS.value:
         _say_busy(case)
@@ -153,23 +109,23 @@ def _without_roofline(case: _Case, reason: str) -> Verdict:
     return _settle(case, Bound.UNKNOWN, None, first)
 
 
-def _with_roofline(case: _Case, roofs: RoofTimes, ceilings: Ceilings) -> Verdict:
+def _with_roofline(case: Case, roofs: RoofTimes, ceilings: Ceilings) -> Verdict:
     explained = roofs.floor_s / case.time_s
     bound = _bound(case, roofs, explained)
     _say_roofs(case, roofs, ceilings, explained)
     _say_communication(case, explained)
     _say_idle(case, bound, explained)
     if explained > 1:
-        _explain_excess(case, roofs, ceilings)
-    _doubt_roofs(case, roofs, ceilings, bound)
-    _doubt_threshold(case, ceilings, explained)
-    _doubt_passes(case)
+        explain_excess(case, roofs, ceilings)
+    doubt_roofs(case, roofs, ceilings, bound)
+    doubt_threshold(case, ceilings, explained)
+    doubt_passes(case)
     hint = _dtype_hint(case, ceilings) if bound is Bound.LATENCY else ""
     first = lever(bound, case.phase, case.known, roofs=roofs, ceilings=ceilings, dtype_hint=hint)
     return _settle(case, bound, (roofs.nearest, explained), first)
 
 
-def _bound(case: _Case, roofs: RoofTimes, explained: float) -> Bound:
+def _bound(case: Case, roofs: RoofTimes, explained: float) -> Bound:
     comm = case.comm_share or 0.0
     idle = case.idle_share
     takes_most = comm > explained and comm >= (idle or 0.0)
@@ -184,14 +140,14 @@ def _bound(case: _Case, roofs: RoofTimes, explained: float) -> Bound:
     return Bound.LATENCY
 
 
-def _timeline_incomplete(case: _Case, explained: float) -> bool:
+def _timeline_incomplete(case: Case, explained: float) -> bool:
     """Whether the device seems to have worked for less time than its work needs at the roofs."""
     if case.busy_share is None:
         return False
     return case.busy_share < thresholds.TIMELINE_COVERAGE.value * min(explained, 1.0)
 
 
-def _say_roofs(case: _Case, roofs: RoofTimes, ceilings: Ceilings, explained: float) -> None:
+def _say_roofs(case: Case, roofs: RoofTimes, ceilings: Ceilings, explained: float) -> None:
     assert case.flops is not None and case.moved_bytes is not None
     n = case.passes
     compute = (
@@ -210,7 +166,7 @@ def _say_roofs(case: _Case, roofs: RoofTimes, ceilings: Ceilings, explained: flo
     )
 
 
-def _say_communication(case: _Case, explained: float) -> None:
+def _say_communication(case: Case, explained: float) -> None:
     if case.comm_share is None:
         return
     than = "more" if case.comm_share > explained else "not more"
@@ -221,7 +177,7 @@ def _say_communication(case: _Case, explained: float) -> None:
     )
 
 
-def _say_busy(case: _Case) -> None:
+def _say_busy(case: Case) -> None:
     assert case.busy_share is not None
     seen = case.known.profiled_passes
     where = f" (kernel timeline of {count(seen, 'pass')})" if seen else ""
@@ -229,7 +185,7 @@ def _say_busy(case: _Case) -> None:
     case.say(f"{who} {percent(case.busy_share)} of the time{where}", Provenance.MEASURED)
 
 
-def _say_idle(case: _Case, bound: Bound, explained: float) -> None:
+def _say_idle(case: Case, bound: Bound, explained: float) -> None:
     """What is known of the time that no roof explains."""
     if case.busy_share is None:
         if bound is Bound.OVERHEAD_OR_LATENCY:
@@ -264,124 +220,7 @@ def _say_idle(case: _Case, bound: Bound, explained: float) -> None:
             )
 
 
-def _explain_excess(case: _Case, roofs: RoofTimes, ceilings: Ceilings) -> None:
-    """A share above 100 % is never shown without its explanation."""
-    spread = ceilings.spread or 0.0
-    for roof, needed_s in ((Roof.COMPUTE, roofs.compute_s), (Roof.BANDWIDTH, roofs.memory_s)):
-        share = needed_s / case.time_s
-        if share <= 1:
-            continue
-        lead = f"{percent(share)} of the {roof} roof is above it"
-        if share <= 1 + spread:
-            text = f"{lead}, but within the ±{percent(spread)} to which the roof is known"
-            case.say(text, Provenance.MEASURED)
-        else:
-            far = share >= thresholds.FAR_ABOVE_ROOF.value
-            text = f"{lead}: {_excess_reason(case, roof, ceilings)}"
-            case.doubt(Confidence.LOW if far else Confidence.MEDIUM, text, Provenance.MODELLED)
-        case.excess.append(sentence(text))
-
-
-def _excess_reason(case: _Case, roof: Roof, ceilings: Ceilings) -> str:
-    again = "; measure the roof again (`phaseprof calibrate`) on a quiet machine"
-    if roof is Roof.BANDWIDTH:
-        assert case.moved_bytes is not None
-        per_pass = case.moved_bytes / case.passes
-        if per_pass <= thresholds.CACHE_RESIDENT_BYTES.value:
-            return (
-                f"the {data(per_pass)} of a {case.noun} are smaller than many a last-level cache and can stay in it, "
-                "so that memory is not read each time: the memory roof does not hold for it"
-            )
-        if ceilings.source == "measured":
-            return (
-                "the roof was measured while the memory was slower or shared, or a part of the bytes stayed in a cache"
-                + again
-            )
-        return (
-            "a part of the bytes stayed in a cache, or the datasheet names a slower memory variant"
-        )
-    if ceilings.source == "measured":
-        return "the device ran at a higher clock than when its roof was measured" + again
-    return (
-        "the device boosts above the clock of the datasheet's dense peak, or it multiplied sparse or "
-        "lower-precision matrices, for which the peak is higher"
-    )
-
-
-def _doubt_roofs(case: _Case, roofs: RoofTimes, ceilings: Ceilings, bound: Bound) -> None:
-    if ceilings.source != "measured":
-        case.doubt(
-            Confidence.MEDIUM,
-            f"the roofs are {ceilings.source} values, not measured on this device; sustained peaks are lower",
-            Provenance.DATASHEET,
-        )
-    elif ceilings.spread is not None and ceilings.spread > thresholds.ROOF_SPREAD.value:
-        wide = ceilings.spread > thresholds.ROOF_SPREAD_WIDE.value
-        case.doubt(
-            Confidence.LOW if wide else Confidence.MEDIUM,
-            f"repeats of the roofs spread by ±{percent(ceilings.spread)}; measure them on a quiet machine",
-            Provenance.MEASURED,
-        )
-    if bound not in (Bound.COMPUTE, Bound.BANDWIDTH):
-        return
-    if roofs.closeness >= thresholds.RIDGE.value:
-        tie = roofs.closeness >= thresholds.RIDGE_TIE.value
-        case.doubt(
-            Confidence.LOW if tie else Confidence.MEDIUM,
-            f"the other roof needs {percent(roofs.closeness)} of the nearer one's time: the work lies near the ridge, "
-            "where compute and bandwidth bind together",
-            Provenance.MODELLED,
-        )
-
-
-def _doubt_threshold(case: _Case, ceilings: Ceilings, explained: float) -> None:
-    enough = thresholds.ENOUGH_EXPLAINED.value
-    margin = max(thresholds.NEAR_ENOUGH_EXPLAINED.value, explained * (ceilings.spread or 0.0))
-    if abs(explained - enough) <= margin:
-        side = "above" if explained >= enough else "below"
-        near = abs(explained - enough) <= thresholds.NEAR_ENOUGH_EXPLAINED.value
-        how = f"just {side}" if near else f"{side}, by less than the error of the roofs,"
-        case.doubt(
-            Confidence.MEDIUM,
-            f"{percent(explained)} is {how} the {percent(enough)} from which a roof counts as the bound",
-            Provenance.MODELLED,
-        )
-
-
-def _doubt_passes(case: _Case) -> None:
-    known = case.known
-    if known.passes is not None and known.passes < thresholds.FEW_PASSES.value:
-        too_few = known.passes < thresholds.TOO_FEW_PASSES.value
-        case.doubt(
-            Confidence.LOW if too_few else Confidence.MEDIUM,
-            f"only {count(known.passes, 'pass')} of this phase could be counted",
-            Provenance.COUNTED,
-        )
-    if known.cold_passes:
-        case.doubt(
-            Confidence.MEDIUM,
-            "the first pass of the phase, with cold caches, is counted for want of others",
-            Provenance.COUNTED,
-        )
-    spread = known.pass_spread
-    if spread is not None and spread > thresholds.PASS_SPREAD.value:
-        wide = spread > thresholds.PASS_SPREAD_WIDE.value
-        shared = ", as when other processes take the cores" if known.device_kind == "cpu" else ""
-        case.doubt(
-            Confidence.LOW if wide else Confidence.MEDIUM,
-            f"the passes differ: the 90th percentile takes {number(spread)}x the median, each against its own "
-            f"roof{shared}",
-            Provenance.MEASURED,
-        )
-    if known.known_share < 1:
-        case.doubt(
-            Confidence.MEDIUM,
-            f"the work is known for {percent(known.known_share)} of the time; the rest is left out",
-            Provenance.COUNTED,
-        )
-
-
-def _dtype_hint(case: _Case, ceilings: Ceilings) -> str:
+def _dtype_hint(case: Case, ceilings: Ceilings) -> str:
     assert case.flops is not None and case.moved_bytes is not None
     return wider_dtype_hint(
         time_s=case.time_s,
@@ -395,7 +234,7 @@ def _dtype_hint(case: _Case, ceilings: Ceilings) -> str:
 
 
 def _settle(
-    case: _Case, bound: Bound, nearest: tuple[Roof, float] | None, first: Lever | None
+    case: Case, bound: Bound, nearest: tuple[Roof, float] | None, first: Lever | None
 ) -> Verdict:
     roof, explained = nearest or (None, None)
     return Verdict(
