@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phaseprof.cli.render.progress import TerminalProgress
+from phaseprof.collectors import known
 from phaseprof.errors import CalibrationError, EmptyRunError, UsageError
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ def profile(
             show_default=False,
         ),
     ] = None,
+    collect: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help=known.help_text(), show_default=False),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of text.")
     ] = False,
@@ -173,6 +178,7 @@ def profile(
     options = EngineOptions(
         max_batched_tokens, prefix_caching, parse_speculate(speculate), tensor_parallel
     )
+    collected = known.asked_for(collect)
     if engine not in ("hf", "vllm"):
         raise UsageError(f"Unknown engine {engine!r}.", "Use hf or vllm.")
     if engine == "hf" and options != EngineOptions():
@@ -192,7 +198,9 @@ def profile(
         require_vllm()
         place = choose_vllm_place(device, dtype)
         report, outcome = profile_vllm(
-            VllmRun(model, model_config, plan, options, place, threads, output, calibrate)
+            VllmRun(
+                model, model_config, plan, options, place, threads, output, calibrate, collected
+            )
         )
         _end(report, outcome, as_json)
         return
@@ -204,7 +212,7 @@ def profile(
         placement = choose_placement(device, dtype, attn)
         require_transformers()
         subject = _get_model(model, model_config, placement, seed, progress)
-        result = _measure(subject, plan, placement, output, calibrate, progress)
+        result = _measure(subject, plan, placement, output, calibrate, progress, collected)
     _end(result.report, result.outcome, as_json)
 
 
@@ -290,6 +298,7 @@ def _measure(
     output: Path | None,
     calibrate: bool,
     progress: TerminalProgress,
+    collect: str | None,
 ) -> _Result:
     import phaseprof.api
     from phaseprof.workload.generate import check_fits, run_few_tokens, run_workload
@@ -303,7 +312,10 @@ def _measure(
     facts: dict[str, object] = {**plan.facts(), "attn": placement.attn_implementation}
     if subject.note:
         facts["note"] = subject.note
-    with quiet_transformers(), phaseprof.api.profile(subject.model, output, workload=facts) as prof:
+    with (
+        quiet_transformers(),
+        phaseprof.api.profile(subject.model, output, workload=facts, collect=collect) as prof,
+    ):
         outcome = run_workload(subject.model, plan, progress=progress)
         if placement.device == "cpu" and not outcome.interrupted:
             progress("Looking at the operators of a few passes")

@@ -34,6 +34,7 @@ class VllmRun:
         threads: Threads that torch computes with on a CPU, of each rank; None for vLLM's default.
         output: The trace's folder; None for the default.
         calibrate: Measure this device's ceilings first, if they are not known yet.
+        collect: Which collectors run, as `--collect` takes it; None for the defaults.
     """
 
     model: str | None
@@ -44,6 +45,7 @@ class VllmRun:
     threads: int | None
     output: Path | None
     calibrate: bool
+    collect: str | None = None
 
 
 def profile_vllm(run: VllmRun) -> tuple[PrintableReport, WorkloadOutcome]:
@@ -108,6 +110,7 @@ def _measure(
     progress: TerminalProgress,
 ) -> tuple[PrintableReport, WorkloadOutcome]:
     import phaseprof.api
+    from phaseprof.evidence import COLLECT_VARIABLE
     from phaseprof.workload.vllm_engine import running_engine
     from phaseprof.workload.vllm_plan import engine_arguments, engine_environment
     from phaseprof.workload.vllm_requests import run_few_requests, run_requests
@@ -128,10 +131,12 @@ def _measure(
     facts: dict[str, object] = {**run.plan.facts(), **run.options.facts()}
     if note:
         facts["note"] = note
+    if run.collect is not None:
+        environment[COLLECT_VARIABLE] = run.collect
     if run.calibrate:
         _ensure_ceilings(run.place, progress)
     # It records from before the weights are loaded, as they are counted then.
-    with phaseprof.api.profile(None, trace, workload=facts) as prof:
+    with phaseprof.api.profile(None, trace, workload=facts, collect=run.collect) as prof:
         progress("Starting vLLM, which takes a while")
         with running_engine(arguments, environment, prof.trace_path, output) as engine:
             with prof.follow(engine):

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from phaseprof.cli.render import errors
+from phaseprof.collectors import known
 from phaseprof.errors import PhaseprofError
 
 # Options end where the command begins: `phaseprof run python x.py -o y` gives -o to x.py.
@@ -36,6 +37,10 @@ def run(
             show_default=False,
         ),
     ] = None,
+    collect: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help=known.help_text(), show_default=False),
+    ] = None,
     report: Annotated[
         bool, typer.Option(help="Print the report to stderr when the command has ended.")
     ] = True,
@@ -46,7 +51,7 @@ def run(
     """
     from phaseprof.launch.wrap import run_wrapped
 
-    outcome = run_wrapped(command or [], output)
+    outcome = run_wrapped(command or [], output, known.asked_for(collect))
     for failure in outcome.failures if outcome.nothing is None else ():
         _say(f"phaseprof: a process was not recorded: {failure}")
     if outcome.nothing is not None:

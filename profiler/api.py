@@ -19,6 +19,7 @@ from phaseprof.analyzers.serving import Objective
 from phaseprof.cli.render.terminal import render
 from phaseprof.collectors import ceilings as ceilings_of
 from phaseprof.collectors.ceilings import Progress
+from phaseprof.collectors.known import asked_for
 from phaseprof.collectors.operators import record_operators
 from phaseprof.errors import CalibrationError, UsageError
 from phaseprof.records import Kernel
@@ -120,6 +121,7 @@ def profile(
     trace: str | Path | None = None,
     *,
     workload: Mapping[str, Any] | None = None,
+    collect: str | None = None,
 ) -> Iterator[Profile]:
     """Record the forward passes of a block.
 
@@ -127,16 +129,19 @@ def profile(
     sit on two classes of the library for the time of the block. An offline `vllm.LLM` is followed into the processes of
     its engine, which write into the same trace.
 
-    Under `phaseprof run` the process is recorded already: the block joins that trace, and `trace` and `workload` have
-    no effect.
+    Under `phaseprof run` the process is recorded already: the block joins that trace, and `trace`, `workload` and
+    `collect` have no effect.
 
     Args:
         model: A module of your own that is not a transformers model, to be watched as well; or a `vllm.LLM`.
         trace: Where to write the trace; ``phaseprof-<local time>`` in the current folder by default.
         workload: Facts about the run that a reader should see.
+        collect: Which collectors run beside the hooks, as `--collect` takes it: names with commas between, or ``none``.
+            By default what `PHASEPROF_COLLECT` says, else those of docs/collect.md that run by default.
 
     Raises:
-        UsageError: If a session runs in this process already, or the engine is not an offline one.
+        UsageError: If a session runs in this process already, the engine is not an offline one, or there is no
+            collector of such a name.
         TraceError: If the trace cannot be written.
     """
     engine = model if is_engine(model) else None
@@ -149,6 +154,7 @@ def profile(
         Path(trace) if trace is not None else default_trace_path(),
         model=None if engine is not None else model,
         workload=workload,
+        collect=asked_for(collect),
     )
     session.start()
     try:

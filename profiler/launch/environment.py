@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from phaseprof.evidence import COLLECT_VARIABLE
 from phaseprof.launch.autostart import TRACE_VARIABLE
 
 NOTES_VARIABLE = "PHASEPROF_NOTES"
@@ -16,7 +17,9 @@ def startup_folder() -> Path:
     return Path(__file__).absolute().parent / "startup"
 
 
-def child_environment(base: Mapping[str, str], trace: Path, notes: Path) -> dict[str, str]:
+def child_environment(
+    base: Mapping[str, str], trace: Path, notes: Path, collect: str | None = None
+) -> dict[str, str]:
     """The environment for the wrapped command.
 
     The start-up folder comes first on PYTHONPATH. What follows is the user's own value, its order and its empty
@@ -27,6 +30,7 @@ def child_environment(base: Mapping[str, str], trace: Path, notes: Path) -> dict
         base: The environment that the command would have had.
         trace: Absolute path of the trace folder.
         notes: Absolute path of the folder for launch notes.
+        collect: Which collectors run, as `--collect` takes it; None leaves what `base` says.
     """
     own = str(startup_folder())
     elements = [own]
@@ -37,4 +41,5 @@ def child_environment(base: Mapping[str, str], trace: Path, notes: Path) -> dict
         "PYTHONPATH": os.pathsep.join(elements),
         TRACE_VARIABLE: str(trace),
         NOTES_VARIABLE: str(notes),
+        **({COLLECT_VARIABLE: collect} if collect is not None else {}),
     }

@@ -38,12 +38,15 @@ class WrappedRun:
     first: bool = True
 
 
-def run_wrapped(typed: Sequence[str], output: Path | None) -> WrappedRun:
+def run_wrapped(
+    typed: Sequence[str], output: Path | None, collect: str | None = None
+) -> WrappedRun:
     """Run a command with phaseprof's start-up hook in its environment.
 
     Args:
         typed: The command and its arguments, as the user typed them.
         output: The trace folder; None for ``./phaseprof-<local time>``.
+        collect: Which collectors run in its processes, as `--collect` takes it; None for the defaults.
 
     Raises:
         UsageError: No command, one that cannot be executed (exit codes 126, 127), or an output that is not empty.
@@ -57,7 +60,7 @@ def run_wrapped(typed: Sequence[str], output: Path | None) -> WrappedRun:
             leave_nested_note(Path(outer), folder.path)
         notes_folder = _make_notes_folder()
         try:
-            environment = child_environment(os.environ, folder.path, notes_folder)
+            environment = child_environment(os.environ, folder.path, notes_folder, collect)
             exit_code = run_child(command, environment)
             notes = read_notes(notes_folder)
         finally:

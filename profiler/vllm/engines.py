@@ -87,7 +87,7 @@ class EngineSessions:
         self._call(action)
 
     def _call(self, action: str) -> list[str]:
-        arguments = (action, str(self._session.trace.absolute()))
+        arguments = (action, str(self._session.trace.absolute()), self._session.collect or "")
         problems = []
         if self._has_core_process():
             try:

@@ -63,7 +63,7 @@ def _leave_method(name: str, module: Any) -> None:
         setattr(owner, METHOD, phaseprof_session)
 
 
-def phaseprof_session(owner: Any, action: str, trace: str) -> str:
+def phaseprof_session(owner: Any, action: str, trace: str, collect: str = "") -> str:
     """Begin or end the recording of this process, or part of it, for a block in another one.
 
     Args:
@@ -71,24 +71,25 @@ def phaseprof_session(owner: Any, action: str, trace: str) -> str:
         action: ``begin``; ``sync``: write what waits; ``warmup`` and ``measure``: what comes is a warm-up, and is none
             any more; ``end``: end what ``begin`` has begun; ``close``: end whatever records here.
         trace: Absolute path of the trace's folder.
+        collect: Which collectors run, as `--collect` takes it; empty for what the environment says, or the defaults.
 
     Returns:
         Empty, or why it did not work: what raises here would be logged by vLLM as an error of its own.
     """
     try:
-        return _act(action, Path(trace))
+        return _act(action, Path(trace), collect)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
-def _act(action: str, trace: Path) -> str:
+def _act(action: str, trace: Path, collect: str) -> str:
     global _begun
     from phaseprof import session
 
     running = session.current()
     if action == "begin":
         if running is None:
-            begun = session.Session(trace)
+            begun = session.Session(trace, collect=collect or None)
             begun.start(lazily=True)
             _begun = begun
         elif running.trace.absolute() != trace:
