@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 
 from phaseprof.errors import CalibrationError
@@ -89,7 +89,8 @@ def _read_cache() -> tuple[Ceilings, ...]:
 
 def _entry(data: object) -> Ceilings | None:
     """One cached entry; None if it is not one, or holds a figure that no device has."""
-    names = {field.name for field in fields(Ceilings)}
+    # Fields with a default are of later versions, and are not measured.
+    names = {field.name for field in fields(Ceilings) if field.default is MISSING}
     if not isinstance(data, dict) or not names <= data.keys():
         return None
     entry = Ceilings(**{name: data[name] for name in names})

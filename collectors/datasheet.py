@@ -37,6 +37,8 @@ class DatasheetRow:
         tb_per_s: Memory bandwidth in 1e12 bytes/s.
         source: Where the figures come from.
         note: What to know before comparing with them; may be empty.
+        clock_ghz: SM clock of the 16-bit peak, in 1e9 Hz: with it, the peak is the number of SMs times the FLOPs of one
+            in a clock (2048 on an A100, 4096 on an H100, 1024 on an L40S). None where that is not known.
     """
 
     board: str
@@ -47,6 +49,7 @@ class DatasheetRow:
     tb_per_s: float
     source: str
     note: str = ""
+    clock_ghz: float | None = None
 
     def matches(self, device: Device) -> bool:
         """Whether `device` is this board, whole."""
@@ -74,6 +77,7 @@ DATASHEET: tuple[DatasheetRow, ...] = (
         tflops=_half(312, int8=624),
         tb_per_s=2.04,
         source=_PEAKS_SOURCE,
+        clock_ghz=1.41,
     ),
     DatasheetRow(
         board="A100 PCIe 80 GB",
@@ -83,6 +87,7 @@ DATASHEET: tuple[DatasheetRow, ...] = (
         tflops=_half(312, int8=624),
         tb_per_s=1.94,
         source=_PEAKS_SOURCE,
+        clock_ghz=1.41,
     ),
     DatasheetRow(
         board="A100 40 GB",
@@ -92,6 +97,7 @@ DATASHEET: tuple[DatasheetRow, ...] = (
         tflops=_half(312, int8=624),
         tb_per_s=1.555,
         source=_PEAKS_SOURCE,
+        clock_ghz=1.41,
     ),
     DatasheetRow(
         board="L40S",
@@ -101,6 +107,7 @@ DATASHEET: tuple[DatasheetRow, ...] = (
         tflops=_half(362, float8_e4m3fn=733),
         tb_per_s=0.86,
         source=_PEAKS_SOURCE,
+        clock_ghz=2.49,
     ),
     DatasheetRow(
         board="H100 PCIe",
@@ -110,6 +117,7 @@ DATASHEET: tuple[DatasheetRow, ...] = (
         tflops=_half(756, float8_e4m3fn=1513),
         tb_per_s=2.00,
         source=_PEAKS_SOURCE,
+        clock_ghz=1.62,
     ),
     DatasheetRow(
         board="H100 SXM",
@@ -120,6 +128,7 @@ DATASHEET: tuple[DatasheetRow, ...] = (
         tb_per_s=3.35,
         source=_PEAKS_SOURCE,
         note=_HOPPER_BOOST,
+        clock_ghz=1.83,
     ),
     DatasheetRow(
         board="H200 SXM",
@@ -130,6 +139,7 @@ DATASHEET: tuple[DatasheetRow, ...] = (
         tb_per_s=4.80,
         source=_PEAKS_SOURCE,
         note=_HOPPER_BOOST,
+        clock_ghz=1.83,
     ),
     DatasheetRow(
         board="B200 SXM",
@@ -174,4 +184,5 @@ def lookup(device: Device, dtype: str) -> Ceilings | None:
         measured_ns=None,
         spread=None,
         reference=f"{row.board} datasheet, dense: {row.source}{note}",
+        clock_hz=None if row.clock_ghz is None else row.clock_ghz * 1e9,
     )

@@ -55,6 +55,7 @@ class Ceilings:
         measured_ns: When, Unix ns; None for a datasheet.
         spread: Half the range of the repeats over their median, the wider one of the two; None for a datasheet.
         reference: Where the figures come from, for people.
+        clock_hz: The SM clock at which `flops_per_s` holds; None if it is not known.
     """
 
     device_key: str
@@ -65,6 +66,7 @@ class Ceilings:
     measured_ns: int | None
     spread: float | None
     reference: str
+    clock_hz: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,28 @@ class ClockPair:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectorCost:
+    """What a collector that runs in windows took in this process. The passes inside are slower on top of it.
+
+    Attributes:
+        name: The collector.
+        windows: Windows that it opened.
+        passes: Passes inside of them.
+        start_ns, stop_ns: Time to open and to close them, on the workload's threads, between passes.
+        read_ns: Time to read and to join what they held, on a thread of its own.
+        rows: What was read.
+    """
+
+    name: str
+    windows: int
+    passes: int
+    start_ns: int
+    stop_ns: int
+    read_ns: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class SelfCost:
     """What the profiler itself took in this process.
 
@@ -129,12 +153,14 @@ class SelfCost:
         hook_ns: Time inside the hooks on the workload's threads, beyond the calls they wrap.
         writer_cpu_ns: CPU time of the background thread that settles and writes.
         setup_ns: Time to read the structure of each model, once at its first sight, outside any pass.
+        collectors: What collectors took that run in windows.
     """
 
     passes: int
     hook_ns: int
     writer_cpu_ns: int
     setup_ns: int = 0
+    collectors: tuple[CollectorCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +244,7 @@ class ProcessMeta:
                 "ceilings": _all(Ceilings, known.get("ceilings", ())),
                 "hooks": tuple(known.get("hooks", ())),
                 "not_measured": _all(NotMeasured, known.get("not_measured", ())),
-                "self_cost": None if cost is None else SelfCost(**_known(SelfCost, cost)),
+                "self_cost": None if cost is None else _self_cost_from_json(cost),
                 "host": None if host is None else Host(**_known(Host, host)),
             }
         )
@@ -244,6 +270,11 @@ def _model_from_json(data: Mapping[str, Any]) -> ModelMeta:
             "tensor_ranks": tuple(known.get("tensor_ranks", ())),
         }
     )
+
+
+def _self_cost_from_json(data: Mapping[str, Any]) -> SelfCost:
+    collectors = _all(CollectorCost, data.get("collectors", ()))
+    return SelfCost(**{**_known(SelfCost, data), "collectors": collectors})
 
 
 def _cost_from_json(data: Mapping[str, Any]) -> ModelCost:

@@ -108,6 +108,15 @@ def test_an_entry_that_no_device_has_is_left_out(field: str, value: object, cach
     assert ceilings.load(CPU) == (BFLOAT16,)
 
 
+def test_an_entry_of_an_older_version_is_loaded() -> None:
+    """A field that came later has a default."""
+    path = ceilings.store([FLOAT32])
+    document = json.loads(path.read_text())
+    del document["ceilings"][0]["clock_hz"]
+    path.write_text(json.dumps(document))
+    assert ceilings.load(CPU) == (FLOAT32,)
+
+
 def test_an_entry_of_a_newer_version_keeps_what_is_known() -> None:
     path = ceilings.store([FLOAT32])
     document = json.loads(path.read_text())

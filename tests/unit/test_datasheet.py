@@ -57,6 +57,8 @@ def test_a_known_board_has_its_ridge(name: str, sms: int, memory_gib: float, rid
     [
         # SMs x 4 tensor cores x multiply-adds of a tensor core and clock, from the architecture white papers.
         ("NVIDIA A100-SXM4-80GB", 108, 79.15, 108 * 4 * 256, 1.41e9),
+        ("NVIDIA L40S", 142, 44.39, 142 * 4 * 128, 2.49e9),
+        ("NVIDIA H100 PCIe", 114, 79.11, 114 * 4 * 512, 1.62e9),
         ("NVIDIA H100 80GB HBM3", 132, 79.11, 132 * 4 * 512, 1.83e9),
         ("NVIDIA H200", 132, 139.8, 132 * 4 * 512, 1.83e9),
         ("AMD Instinct MI300X", 304, 191.98, 304 * 4 * 256, 2.1e9),
@@ -69,6 +71,12 @@ def test_peaks_are_dense(
     roofs = lookup(_gpu(name, sms, memory_gib), "bfloat16")
     assert roofs is not None
     assert roofs.flops_per_s == pytest.approx(2 * multiply_adds_per_clock * clock_hz, rel=0.01)
+    assert roofs.clock_hz in (clock_hz, None)
+
+
+def test_the_clock_of_a_peak_is_known_of_the_boards_whose_counters_are_read() -> None:
+    known = {row.board for row in DATASHEET if row.clock_ghz is not None}
+    assert {"A100 SXM 80 GB", "H100 PCIe", "H100 SXM", "H200 SXM"} <= known
 
 
 @pytest.mark.parametrize(
