@@ -21,7 +21,8 @@ def to_json(report: Report) -> dict[str, Any]:
 
     Besides ``schema``, ``device``, ``phases``, ``requests``, ``overhead`` (the profiler's own cost) and
     ``not_measured`` there are ``answer``, ``run``, ``by_batch``, ``ceilings``, ``set_aside``, ``damage``,
-    ``provenance``, ``ranks`` (null for one rank), ``engine`` and ``interference`` (null without a serving engine), and
+    ``provenance``, ``devices`` (the state of each sampled device), ``ranks`` (null for one rank), ``engine`` and
+    ``interference`` (null without a serving engine), and
     ``goodput`` (null without objectives).
     """
     cost = report.own_cost
@@ -44,6 +45,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "damage": list(report.damage),
         "not_measured": [asdict(entry) for entry in report.not_measured],
         "provenance": dict(report.provenance),
+        "devices": [asdict(state) for state in report.devices],
         "ranks": _ranks(report.ranks),
         "engine": None if report.engine is None else asdict(report.engine),
         "interference": None if report.interference is None else asdict(report.interference),

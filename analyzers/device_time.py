@@ -72,13 +72,16 @@ class Timeline:
     width: int
 
     @classmethod
-    def of(cls, stretches: Iterable[Stretch], width: int, several: int) -> Timeline:
+    def of(
+        cls, stretches: Iterable[Stretch], width: int, several: int, *, over: int | None = None
+    ) -> Timeline:
         """Lay stretches, which may overlap, on one axis.
 
         Args:
             stretches: Of all passes of the device.
             width: Number of labels, those of no pass included.
             several: The label of time in which passes of different labels run.
+            over: A label that has time in which any other runs besides; None if there is none.
         """
         changes = sorted(
             change
@@ -95,7 +98,10 @@ class Timeline:
                 running[label] = left
             else:
                 del running[label]
-            now = next(iter(running), IDLE) if len(running) < 2 else several
+            if len(running) < 2:
+                now = next(iter(running), IDLE)
+            else:
+                now = several if over is None or over not in running else over
             if edges and at == edges[-1]:
                 labels[-1] = now
             else:

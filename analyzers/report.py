@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from phaseprof.analyzers.answer import Findings, answer
 from phaseprof.analyzers.columns import column, counts, named, names, total
+from phaseprof.analyzers.counters import Counters, analyze_counters
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
 from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
@@ -48,6 +49,9 @@ def build_report(
     counted = counted_once(trace, groups)
     sorted_passes = sort_passes(counted.passes, primary, basis.ceilings)
     phases, by_batch = phase_figures(sorted_passes, counted.kernels, basis)
+    counters = analyze_counters(trace, primary, phases, by_batch, len(groups))
+    if counters is not None:
+        phases, by_batch = counters.beside(phases, by_batch)
     incomplete = sum(not meta.complete for meta in trace.metas)
     requests = analyze_requests(
         counted.requests,
@@ -72,11 +76,14 @@ def build_report(
         ceilings=basis.ceilings,
         damage=trace.damage,
         not_measured=tuple(_not_measured(trace, basis, phases, requests, ranks, served.lacking)),
-        provenance=tuple(_provenance(trace, primary, basis, phases, sorted_passes, ranks)),
+        provenance=tuple(
+            _provenance(trace, primary, basis, phases, sorted_passes, ranks, counters)
+        ),
         ranks=ranks,
         engine=served.engine,
         interference=served.interference,
         goodput=served.goodput,
+        devices=() if counters is None else counters.devices,
     )
 
 
@@ -317,6 +324,7 @@ def _provenance(
     phases: dict[str, PhaseFigures],
     sorted_passes: SortedPasses,
     ranks: RanksReport | None,
+    counters: Counters | None,
 ) -> Iterator[tuple[str, str]]:
     yield "time", "device events" if sorted_passes.on_device else "host clock"
     yield "labels", _label_sources(trace.passes, primary)
@@ -326,6 +334,8 @@ def _provenance(
         yield "roofs", _roofs_origin(basis.ceilings, trace)
     if any(figures.busy_ms is not None for figures in phases.values()):
         yield "busy", f"kernel timeline of {count(sorted_passes.profiled.num_rows, 'pass')}"
+    if counters is not None:
+        yield from counters.provenance
     if ranks is not None:
         yield "ranks", _counted_ranks(ranks)
 

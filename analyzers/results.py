@@ -15,6 +15,7 @@ from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings, Device
 
 if TYPE_CHECKING:
+    from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
 
 
@@ -132,6 +133,7 @@ class PhaseFigures:
         weight_byte_share: weight_bytes over all bytes.
         attention_flop_share: FLOPs of attention pairs over all FLOPs.
         verdict: The class and why.
+        counters: What hardware counters say; None if none were sampled.
     """
 
     phase: Phase
@@ -164,6 +166,7 @@ class PhaseFigures:
     weight_byte_share: float | None
     attention_flop_share: float | None
     verdict: Verdict
+    counters: PhaseCounters | None = None
 
     @property
     def bound(self) -> Bound:
@@ -383,6 +386,7 @@ class Report:
         interference: Decode time that its requests lost to each other's prefills; None where nothing tells.
         goodput: How many requests met the objectives; None if none were given.
         provenance: Pairs of (figure, where it comes from) for the foot line.
+        devices: The state that sampled devices were in.
     """
 
     facts: RunFacts
@@ -400,3 +404,4 @@ class Report:
     engine: EngineFigures | None = None
     interference: Interference | None = None
     goodput: Goodput | None = None
+    devices: tuple[DeviceState, ...] = ()

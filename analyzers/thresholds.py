@@ -148,6 +148,68 @@ KV_FULL = Threshold(
     "A request needs a few blocks at once: the last tenth of a cache is rarely free for one.",
 )
 
+COUNTER_ERROR = Threshold(
+    "95 % error of a counter's share in a phase from which on it is not shown as a figure",
+    0.05,
+    "Five points tell a saturated unit from a half idle one, and a tenth more batch from none.",
+)
+RATE_ERROR = Threshold(
+    "95 % error of a power, an energy or a rate over the figure itself, likewise",
+    0.10,
+    "Sensors of boards are good to about 5 %; twice that still ranks two settings that differ by a fifth.",
+)
+COUNTER_WINDOWS = Threshold(
+    "sample windows that have to hold some of a phase",
+    10,
+    "The spread of fewer windows is not known, and with it no error.",
+)
+COUNTER_BLOCKS = Threshold(
+    "independent parts of a run that a counter's figure has to rest on",
+    4,
+    "With fewer, one unusual moment makes the figure and hides from its error.",
+)
+MEASURED_ROOF = Threshold(
+    "measured share of a resource's peak from which it is what limits",
+    0.6,
+    "Sustained matmuls reach 80 % of the tensor cores' peak and streams 85-93 % of the interface's: at 60 % two thirds "
+    "to three quarters of what can be reached are in use.",
+)
+MODEL_ERROR = Threshold(
+    "error of a modelled share of a resource, as a part of it",
+    0.15,
+    "Counts and datasheet values are good to about 10 % each.",
+)
+MODEL_ERROR_ROOF = Threshold(
+    "the same where the peak at the real clock is not known",
+    0.25,
+    "A measured roof lies up to 20 % below the peak that a counter's share is of, and clocks differ by as much.",
+)
+WITNESS_POINTS = Threshold(
+    "least error of a modelled share, and slack of a measured one",
+    0.05,
+    "Counters in whole percents, averaged over the phase; small shares differ by tiles and launches alone.",
+)
+FAR_BELOW_MODEL = Threshold(
+    "measured over modelled share below which the class is in question",
+    0.5,
+    "A resource that was used for less than half of what the work needs is hardly what limits.",
+)
+FEW_SMS = Threshold(
+    "SM activity over busy time below which kernels fill few SMs",
+    0.5,
+    "Kernels with a block for each SM keep all of them active while they run.",
+)
+LOW_CLOCK = Threshold(
+    "clock over that of the peak from which the difference is not mentioned",
+    0.95,
+    "Within 5 % it is less than the error of the roofs.",
+)
+THROTTLED = Threshold(
+    "share of the time in which the clocks were held down that is mentioned",
+    0.1,
+    "Below, the clocks lower the figures by less than a tenth.",
+)
+
 #: All of them, in the order of the docs.
 ALL: tuple[Threshold, ...] = (
     ENOUGH_EXPLAINED,
@@ -174,6 +236,18 @@ ALL: tuple[Threshold, ...] = (
     ENGINE_OVERHEAD,
     INTERFERENCE,
     KV_FULL,
+    MEASURED_ROOF,
+    MODEL_ERROR,
+    MODEL_ERROR_ROOF,
+    WITNESS_POINTS,
+    FAR_BELOW_MODEL,
+    FEW_SMS,
+    LOW_CLOCK,
+    THROTTLED,
+    COUNTER_ERROR,
+    RATE_ERROR,
+    COUNTER_WINDOWS,
+    COUNTER_BLOCKS,
 )
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import mul
 from typing import NamedTuple
 
@@ -99,6 +100,7 @@ class Solved:
         direct: Most of what is known of it comes from windows that hold nothing else.
         apart: Share of its presence in the windows that the other labels do not explain; near 0 if it never varies on
             its own.
+        residual: Standard deviation of the windows around the fit, in spans.
     """
 
     value: float
@@ -109,6 +111,7 @@ class Solved:
     blocks: float
     direct: bool
     apart: float
+    residual: float
 
 
 def unmix(
@@ -214,6 +217,7 @@ class _Equations:
             blocks=blocks,
             direct=2 * pure > sum(map(mul, influence, influence)),
             apart=1 / (fit.inverse[i][i] * presence) if presence else 0.0,
+            residual=math.sqrt(fit.residual / max(len(fit.y) - len(fit.values), 1)),
         )
 
     def _prior(self, label: int) -> tuple[float, float]:
@@ -270,10 +274,11 @@ class _Equations:
             idle = self._weights.coarse(offset_ns)[IDLE]
             shared = [sum(map(mul, column, idle)) for column in fit.columns]
             parts.append(sum(map(mul, row, shared)) * self._scale.idle[1])
-        return math.hypot(*parts)
+        size: float = math.hypot(*parts)
+        return size
 
     def _of_jitter(self, fit: _Fit, offset_ns: int) -> list[float]:
-        """How far errors of the edges can have pulled each value; infinite where they make up too much of what is known.
+        """How far errors of the edges can have pulled each value; infinite where they are too much of what is known.
 
         Shares with errors of covariance E in the normal matrix A pull the values to ``A^-1 (A - E) x`` (errors in
         variables: Fuller, "Measurement Error Models", 1987, section 2.2).
@@ -310,7 +315,8 @@ class _Equations:
         columns = [*(coarse[k] for k in others), *(fine[k] for k in parts)]
         fit = self._fit_columns(offset_ns, columns, [*others, *[label] * len(parts)])
         sums = [sum(fine[k]) for k in parts]
-        return abs(sum(map(mul, sums, fit.values[len(others) :])) / sum(sums) - value)
+        apart: float = abs(sum(map(mul, sums, fit.values[len(others) :])) / sum(sums) - value)
+        return apart
 
 
 def _of_offset(fits: Mapping[int, _Fit], best: int) -> list[float]:
@@ -332,14 +338,14 @@ def _of_offset(fits: Mapping[int, _Fit], best: int) -> list[float]:
 
 
 def _jackknife(fit: _Fit) -> tuple[list[float], list[float]]:
-    """The standard error of each value by leaving out blocks of windows in turn (Efron and Stein, 1981), and on how many
-    blocks of equal weight it effectively rests."""
+    """The standard error of each value by leaving out blocks of windows in turn (Efron and Stein, 1981), and on how
+    many blocks of equal weight it effectively rests."""
     count, n = len(fit.y), len(fit.values)
     blocks = max(min(_BLOCKS, count // 4), min(count, 8), 1)
     cuts = [count * block // blocks for block in range(blocks + 1)]
     without: list[Vector] = []
     weights: list[Vector] = []
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         columns, y = [column[begin:end] for column in fit.columns], fit.y[begin:end]
         inner = [[sum(map(mul, a, b)) for b in columns] for a in columns]
         right = [r - sum(map(mul, a, y)) for a, r in zip(columns, fit.right, strict=True)]

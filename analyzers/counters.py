@@ -1,0 +1,337 @@
+"""Hardware counters per phase: from sample windows of 100 ms to what the device does in a decode step of 12.
+
+Where passes ran on each sampled device comes from `device_work`, the solution from `unmixing`; here windows are chosen,
+devices are put together, and it is said of each figure whether it may be built on. `docs/counters.md` explains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from phaseprof.analyzers import thresholds
+from phaseprof.analyzers.counter_results import (
+    CounterFigure,
+    DeviceState,
+    Method,
+    PhaseCounters,
+)
+from phaseprof.analyzers.device_state import state_of
+from phaseprof.analyzers.device_work import DeviceUse, DeviceWork, uses_of, work_of
+from phaseprof.analyzers.energy import PowerOf, phase_energy, solve_power
+from phaseprof.analyzers.passes import Primary
+from phaseprof.analyzers.results import PhaseFigures, Provenance
+from phaseprof.analyzers.sampled import Series, devices_of, series_of
+from phaseprof.analyzers.sureness import figure_of, judged, over_devices
+from phaseprof.analyzers.unmixing import SHARE, Scale, Solved, unmix
+from phaseprof.analyzers.weights import Weights, Window
+from phaseprof.analyzers.wording import count
+from phaseprof.metrics import Metric
+from phaseprof.phases import Phase
+from phaseprof.trace.meta import Ceilings
+from phaseprof.trace.reader import Trace
+
+#: Offsets between the clocks of windows and passes that are tried, in ns.
+_OFFSETS_NS = tuple(range(-6_000_000, 6_000_001, 1_000_000))
+#: Where passes are placed by their calls, the device may be behind by what is queued.
+_HOST_OFFSETS_NS = tuple(range(-6_000_000, 40_000_001, 2_000_000))
+#: What of a pass that does not count keeps a window out.
+_MARGIN_NS = 10_000_000
+_HOST_MARGIN_NS = 50_000_000
+#: Of more batches than a user would have asked for, the windows hold too little of each.
+_MOST_BATCHES = 6
+
+_SHARES = (
+    Metric.SM_ACTIVE,
+    Metric.SM_OCCUPANCY,
+    Metric.TENSOR_ACTIVE,
+    Metric.DRAM_ACTIVE,
+)
+_RATES = (Metric.DRAM_READ, Metric.DRAM_WRITE)
+_ALL = (*_SHARES, *_RATES, Metric.POWER)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the counters of a trace say.
+
+    Attributes:
+        phases: By phase value. by_batch: By number of sequences and phase value.
+        devices: The state of each sampled device.
+        provenance: Pairs of (figure, where it comes from).
+    """
+
+    phases: Mapping[str, PhaseCounters]
+    by_batch: Mapping[int, Mapping[str, PhaseCounters]]
+    devices: tuple[DeviceState, ...]
+    provenance: tuple[tuple[str, str], ...]
+
+    def beside(
+        self,
+        phases: Mapping[str, PhaseFigures],
+        by_batch: Mapping[int, Mapping[str, PhaseFigures]],
+    ) -> tuple[dict[str, PhaseFigures], dict[int, dict[str, PhaseFigures]]]:
+        """The figures of phases, and by batch, with their counters."""
+        batches = {
+            batch: _with(figures, self.by_batch.get(batch, {}))
+            for batch, figures in by_batch.items()
+        }
+        return _with(phases, self.phases), batches
+
+
+def _with(
+    phases: Mapping[str, PhaseFigures], counters: Mapping[str, PhaseCounters]
+) -> dict[str, PhaseFigures]:
+    return {name: replace(figures, counters=counters.get(name)) for name, figures in phases.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """One counter of one device, by collector the best one."""
+
+    use: DeviceUse
+    work: DeviceWork
+    series: Series
+    kept: int
+    by_label: Mapping[int, Solved]
+
+
+def analyze_counters(
+    trace: Trace,
+    primary: Primary,
+    phases: Mapping[str, PhaseFigures],
+    by_batch: Mapping[int, Mapping[str, PhaseFigures]],
+    groups: int,
+) -> Counters | None:
+    """Solve for every counter in every phase.
+
+    Args:
+        trace: The trace, with the rows of all ranks.
+        primary: The model that the report is about.
+        phases, by_batch: Its figures.
+        groups: Groups of ranks that make each pass together.
+
+    Returns:
+        None for a trace without samples of a device that a model ran on.
+    """
+    uses = uses_of(trace.metas, devices_of(trace.samples))
+    if not uses:
+        return None
+    sampled = {
+        use: {metric: series_of(trace.samples, use.sampled_as, metric) for metric in _ALL}
+        for use in uses
+    }
+    share = len(uses) / max(groups, 1)
+    found = _figures(trace, primary, sampled, phases, share, None)
+    batches = by_batch if len(by_batch) <= _MOST_BATCHES else {}
+    return Counters(
+        phases=found,
+        by_batch={
+            batch: _figures(trace, primary, sampled, figures, share, batch)
+            for batch, figures in batches.items()
+        },
+        devices=tuple(_states(trace, primary, sampled)),
+        provenance=tuple(_provenance(found, sampled)),
+    )
+
+
+# --- solving --------------------------------------------------------------------------------------
+
+
+def _figures(
+    trace: Trace,
+    primary: Primary,
+    sampled: Mapping[DeviceUse, Mapping[Metric, Sequence[Series]]],
+    phases: Mapping[str, PhaseFigures],
+    devices_a_group: float,
+    batch: int | None,
+) -> dict[str, PhaseCounters]:
+    solutions: dict[Metric, list[_Solution]] = {metric: [] for metric in _ALL}
+    power: list[PowerOf] = []
+    for use, by_metric in sampled.items():
+        windows = [w for found in by_metric.values() for series in found for w in series.windows]
+        work = work_of(trace.passes, use, primary, windows, batch=batch)
+        known: dict[tuple[Window, ...], Weights] = {}
+        for metric in (*_SHARES, *_RATES):
+            best = _best(_solve(use, work, series, metric, known) for series in by_metric[metric])
+            if best is not None:
+                solutions[metric].append(best)
+        of_power = [solve_power(work, series) for series in by_metric[Metric.POWER]]
+        power += [each for each in of_power[:1] if each is not None]
+    result = {}
+    for name, figures in phases.items():
+        phase = figures.phase
+        shares = {
+            metric: _together(metric, phase, solutions[metric])
+            for metric in _SHARES
+            if solutions[metric]
+        }
+        energy = phase_energy(figures, power, devices_a_group)
+        result[name] = PhaseCounters(
+            sm_active=shares.get(Metric.SM_ACTIVE),
+            sm_occupancy=shares.get(Metric.SM_OCCUPANCY),
+            tensor_active=shares.get(Metric.TENSOR_ACTIVE),
+            dram_active=shares.get(Metric.DRAM_ACTIVE),
+            dram_bytes_per_s=_dram_rate(trace, phase, solutions, shares.get(Metric.DRAM_ACTIVE)),
+            power_w=energy.power_w,
+            energy_j=energy.energy_j,
+            joules_per_token=energy.joules_per_token,
+            sampled_s=_sampled_s(phase, solutions, power),
+        )
+    return result
+
+
+def _solve(
+    use: DeviceUse,
+    work: DeviceWork,
+    series: Series,
+    metric: Metric,
+    known: dict[tuple[Window, ...], Weights],
+) -> _Solution:
+    """One counter of one device by one collector."""
+    margin_ns = _HOST_MARGIN_NS if work.on_host else _MARGIN_NS
+    kept = work.counted(series.windows, margin_ns)
+    windows = tuple(w for w, keep in zip(series.windows, kept, strict=True) if keep)
+    values = [v for v, keep in zip(series.values, kept, strict=True) if keep]
+    weights = known.setdefault(windows, Weights(work.timeline, work.groups, windows))
+    scale = SHARE
+    if metric in _RATES:
+        largest = max(values, default=0.0) or 1.0
+        scale = Scale(largest, math.inf, SHARE.idle, SHARE.between)
+    solved = unmix(weights, values, scale, _HOST_OFFSETS_NS if work.on_host else _OFFSETS_NS)
+    return _Solution(use, work, series, len(windows), solved)
+
+
+def _best(found: Iterable[_Solution]) -> _Solution | None:
+    """Of several collectors' solutions, the one with the least error over the phases."""
+    return min(
+        found,
+        key=lambda each: max(
+            (each.by_label[k].error for k in each.work.phases.values() if k in each.by_label),
+            default=math.inf,
+        ),
+        default=None,
+    )
+
+
+def _together(metric: Metric, phase: Phase, solutions: Sequence[_Solution]) -> CounterFigure:
+    """One counter of one phase over all devices."""
+    each = [
+        figure_of(
+            metric.value,
+            each.by_label.get(each.work.phases.get(phase, -1)),
+            kept=each.kept,
+            source=each.series.source,
+            limit=_limit(metric, each.by_label.get(each.work.phases.get(phase, -1))),
+        )
+        for each in solutions
+    ]
+    seconds = [_seconds(each, phase) for each in solutions]
+    return over_devices(each, seconds)
+
+
+def _limit(metric: Metric, solved: Solved | None) -> float:
+    """The largest error with which a figure is sure."""
+    if metric in _SHARES:
+        return thresholds.COUNTER_ERROR.value
+    return thresholds.RATE_ERROR.value * (solved.value if solved is not None else 0.0)
+
+
+def _seconds(solution: _Solution, phase: Phase) -> float:
+    solved = solution.by_label.get(solution.work.phases.get(phase, -1))
+    return 0.0 if solved is None else solved.seconds
+
+
+def _sampled_s(
+    phase: Phase, solutions: Mapping[Metric, Sequence[_Solution]], power: Sequence[PowerOf]
+) -> float:
+    """Device time of a phase in windows, over all devices."""
+    found = [sum(_seconds(each, phase) for each in solved) for solved in solutions.values()]
+    return max(*found, sum(each.seconds(phase) for each in power), 0.0)
+
+
+def _dram_rate(
+    trace: Trace,
+    phase: Phase,
+    solutions: Mapping[Metric, Sequence[_Solution]],
+    share: CounterFigure | None,
+) -> CounterFigure | None:
+    """Bytes/s to and from device memory: counted, or from the share of a known peak."""
+    counted = [
+        _together(metric, phase, solutions[metric]) for metric in _RATES if solutions[metric]
+    ]
+    if len(counted) == len(_RATES):
+        value = sum(each.value or 0.0 for each in counted)
+        error = sum(math.inf if each.error is None else each.error for each in counted)
+        plain = replace(counted[0], metric="dram_bytes_per_s", method=Method.SOLVED, reason="")
+        return judged(replace(plain, value=value, error=error), thresholds.RATE_ERROR.value * value)
+    peak = _interface_peak(trace, [each.use for each in solutions[Metric.DRAM_ACTIVE]])
+    if share is None or peak is None:
+        return None
+    return replace(
+        share,
+        metric="dram_bytes_per_s",
+        value=None if share.value is None else share.value * peak.bytes_per_s,
+        error=None if share.error is None else share.error * peak.bytes_per_s,
+        source=f"{share.source} x {peak.bytes_per_s / 1e9:,.0f} GB/s of the datasheet",
+        method=Method.DERIVED,
+        provenance=Provenance.DATASHEET,
+    )
+
+
+def _interface_peak(trace: Trace, uses: Sequence[DeviceUse]) -> Ceilings | None:
+    """The peak of the memory interface, which the share is of; a measured roof is what a kernel reached of it."""
+    keys = {use.device.key for use in uses}
+    known = [
+        roof
+        for meta in trace.metas
+        for roof in meta.ceilings
+        if roof.device_key in keys and roof.source == "datasheet"
+    ]
+    return known[0] if known and len({roof.bytes_per_s for roof in known}) == 1 else None
+
+
+# --- what stands beside ---------------------------------------------------------------------------
+
+
+def _states(
+    trace: Trace,
+    primary: Primary,
+    sampled: Mapping[DeviceUse, Mapping[Metric, Sequence[Series]]],
+) -> Iterator[DeviceState]:
+    for use, by_metric in sampled.items():
+        windows = [w for found in by_metric.values() for series in found for w in series.windows]
+        if not windows:
+            # Of a device without counters: what else was sampled of it.
+            windows = [
+                w
+                for metric in (Metric.SM_CLOCK, Metric.THROTTLE)
+                for series in series_of(trace.samples, use.sampled_as, metric)
+                for w in series.windows
+            ]
+        work = work_of(trace.passes, use, primary, windows)
+        power = next(
+            (p for p in (solve_power(work, each) for each in by_metric[Metric.POWER]) if p), None
+        )
+        yield state_of(trace.samples, use, work, power)
+
+
+def _provenance(
+    phases: Mapping[str, PhaseCounters],
+    sampled: Mapping[DeviceUse, Mapping[Metric, Sequence[Series]]],
+) -> Iterator[tuple[str, str]]:
+    for title, metrics in (("counters", (*_SHARES, *_RATES)), ("energy", (Metric.POWER,))):
+        recorded: dict[str, int] = {}
+        for by_metric in sampled.values():
+            of_device: dict[str, int] = {}
+            for metric in metrics:
+                for series in by_metric[metric]:
+                    of_device[series.source] = max(of_device.get(series.source, 0), series.recorded)
+            for source, windows in of_device.items():
+                recorded[source] = recorded.get(source, 0) + windows
+        if recorded and phases:
+            of = " and ".join(
+                f"{source} ({count(windows, 'window')})" for source, windows in recorded.items()
+            )
+            yield title, f"{of}, solved for the phases"
