@@ -114,6 +114,7 @@ class KernelFigures:
         unclassed_share: Part of busy_ms in kernels of class `other`.
         launch_delay_ms: From the launch on the host to the begin on the device; None where no launch was seen.
         graph_kernels: Kernels that were launched together with others, by one launch of a graph.
+        by_word_share: Part of busy_ms whose class rests on a word in the name alone, and no known name.
     """
 
     on_cpu: bool
@@ -134,6 +135,7 @@ class KernelFigures:
     unclassed_share: float
     launch_delay_ms: Percentiles | None
     graph_kernels: int
+    by_word_share: float = 0.0
 
     @property
     def kernels_per_pass(self) -> float:
@@ -147,12 +149,17 @@ class KernelFigures:
 
 @dataclass(frozen=True, slots=True)
 class Unattributed:
-    """Kernels of the trace that belong to no pass: their launch was not seen, or lies outside of every pass.
+    """Kernels of the trace that belong to no pass.
 
     Attributes:
-        kernels: How many. share: Of all kernels in the trace. busy_ms: Time of their devices that went to them.
+        between: Kernels whose launch was seen, but outside of every pass: sampling, checks between passes. On a CPU all
+            are of this sort. between_ms: Time of their devices that went to them.
+        launchless: Kernels whose launch was not seen. launchless_ms: Their time.
+        launchless_share: launchless_ms over the time of all kernels in the trace.
     """
 
-    kernels: int
-    share: float
-    busy_ms: float
+    between: int
+    between_ms: float
+    launchless: int
+    launchless_ms: float
+    launchless_share: float

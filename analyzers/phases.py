@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from phaseprof.analyzers.bound import classify
+from phaseprof.analyzers.breakdown import Breakdown, breakdown
 from phaseprof.analyzers.busy import busy_per_pass
 from phaseprof.analyzers.columns import nearest_ranks
+from phaseprof.analyzers.kernel_results import KernelFigures
 from phaseprof.analyzers.passes import Group, SortedPasses, phase_named
 from phaseprof.analyzers.remedies import Circumstances
 from phaseprof.analyzers.results import PhaseFigures
@@ -60,7 +62,10 @@ class Busy:
 
 
 def phase_figures(
-    sorted_passes: SortedPasses, kernels: pa.Table, basis: Basis
+    sorted_passes: SortedPasses,
+    kernels: pa.Table,
+    basis: Basis,
+    found: Breakdown | None = None,
 ) -> tuple[dict[str, PhaseFigures], dict[int, dict[str, PhaseFigures]]]:
     """The steady-state figures by phase, and by number of sequences where one phase ran with several.
 
@@ -68,12 +73,14 @@ def phase_figures(
         sorted_passes: The passes of the primary model.
         kernels: The `kernels` table.
         basis: Cost and roofs.
+        found: The kernels of its profiled passes, where that is known already.
 
     Returns:
         Figures by phase value, and figures by batch and phase value (empty for one batch). Shares are of the time of
         all phases, and of all phases of the batch.
     """
     busy = _busy(sorted_passes.profiled, kernels, basis.device_kind)
+    found = found or breakdown(sorted_passes.profiled, kernels, basis.device_kind)
     steady, cold = sorted_passes.steady, sorted_passes.cold
     by_phase: dict[Phase, Group] = {}
     busy_by_phase: dict[Phase, Busy] = {}
@@ -90,6 +97,7 @@ def phase_figures(
             busy_by_phase.get(phase, Busy()),
             cold.get(phase, 0),
             basis,
+            None if found is None else found.figures(phase),
         )
         for phase in Phase
         if phase in by_phase
@@ -102,7 +110,13 @@ def phase_figures(
         batch_ns = sum(group.span_ns for group in of_batch.values())
         by_batch[batch] = {
             phase.value: _figures(
-                phase, of_batch[phase], batch_ns, busy.get((phase, batch), Busy()), 0, basis
+                phase,
+                of_batch[phase],
+                batch_ns,
+                busy.get((phase, batch), Busy()),
+                0,
+                basis,
+                None if found is None else found.figures(phase, batch),
             )
             for phase in Phase
             if phase in of_batch
@@ -111,7 +125,13 @@ def phase_figures(
 
 
 def _figures(
-    phase: Phase, group: Group, whole_ns: int, busy: Busy, cold: int, basis: Basis
+    phase: Phase,
+    group: Group,
+    whole_ns: int,
+    busy: Busy,
+    cold: int,
+    basis: Basis,
+    kernels: KernelFigures | None,
 ) -> PhaseFigures:
     seconds = group.span_ns / 1e9
     known_s = group.known_span_ns / 1e9
@@ -133,6 +153,7 @@ def _figures(
         ceilings=roofs,
         busy_share=busy_share,
         phase=phase,
+        exposed_comm_share=_exposed_comm_share(kernels),
         circumstances=Circumstances(
             passes=group.flops_known if known else group.passes,
             cold_passes=cold,
@@ -183,7 +204,15 @@ def _figures(
         weight_byte_share=weight_share,
         attention_flop_share=attention_share,
         verdict=verdict,
+        kernels=kernels,
     )
+
+
+def _exposed_comm_share(kernels: KernelFigures | None) -> float | None:
+    """The share for the verdict; None where no collective ran: on one device there is nothing to say about them."""
+    if kernels is None or not kernels.collective_ms:
+        return None
+    return kernels.exposed_comm_share
 
 
 def _rate(tokens: int, seconds: float) -> float | None:
@@ -221,9 +250,9 @@ def _busy(
         return {}
     per_pass = busy_per_pass(kernels, device_kind=device_kind)
     joined = profiled.join(per_pass, keys=["rank", "pass_id"], join_type="inner")
-    # Kernels that outlast the call they were launched from cannot make a pass more than busy.
-    capped = pc.min_element_wise(joined["busy_ns"], joined["span_ns"])
-    joined = joined.set_column(joined.schema.get_field_index("busy_ns"), "busy_ns", capped)
+    # Without device events a pass has the time of its call, which may return long before its kernels have run.
+    span = pc.max_element_wise(joined["span_ns"], joined["extent_ns"])
+    joined = joined.set_column(joined.schema.get_field_index("span_ns"), "span_ns", span)
     rows = joined.group_by(["phase", "sequences"]).aggregate(
         [([], "count_all"), ("busy_ns", "sum"), ("span_ns", "sum")]
     )

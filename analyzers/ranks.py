@@ -144,7 +144,17 @@ def _figures(trace: Trace, primary: Primary, rank: int) -> RankFigures:
         decode_ms_p50=_median(phases, Phase.DECODE),
         output_tokens_per_s=decode_tokens / whole_s if decode_tokens and whole_s else None,
         clock_drift_ms=_drift_ms(metas),
+        exposed_comm_share=_exposed_comm_share(all_phases),
     )
+
+
+def _exposed_comm_share(phases: Sequence[PhaseFigures]) -> float | None:
+    """Over the profiled passes of all phases; None if no collective ran in them."""
+    found = [each.kernels for each in phases if each.kernels is not None]
+    span_ms = sum(each.span_ms for each in found)
+    if not span_ms or not any(each.collective_ms for each in found):
+        return None
+    return min(sum(each.exposed_collective_ms for each in found) / span_ms, 1.0)
 
 
 def _median(phases: dict[str, PhaseFigures], phase: Phase) -> float | None:

@@ -8,8 +8,10 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from phaseprof.analyzers.answer import Findings, answer
+from phaseprof.analyzers.breakdown import breakdown
 from phaseprof.analyzers.columns import column, counts, named, names, total
 from phaseprof.analyzers.counters import Counters, analyze_counters
+from phaseprof.analyzers.kernel_results import Unattributed
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
 from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
@@ -48,10 +50,12 @@ def build_report(
     groups = groups_of(trace, primary.model_id)
     counted = counted_once(trace, groups)
     sorted_passes = sort_passes(counted.passes, primary, basis.ceilings)
-    phases, by_batch = phase_figures(sorted_passes, counted.kernels, basis)
+    kernels = breakdown(sorted_passes.profiled, counted.kernels, basis.device_kind)
+    phases, by_batch = phase_figures(sorted_passes, counted.kernels, basis, kernels)
     counters = analyze_counters(trace, primary, phases, by_batch, len(groups))
     if counters is not None:
         phases, by_batch = counters.beside(phases, by_batch)
+    unattributed = None if kernels is None else kernels.unattributed
     incomplete = sum(not meta.complete for meta in trace.metas)
     requests = analyze_requests(
         counted.requests,
@@ -75,7 +79,11 @@ def build_report(
         own_cost=_own_cost(trace),
         ceilings=basis.ceilings,
         damage=trace.damage,
-        not_measured=tuple(_not_measured(trace, basis, phases, requests, ranks, served.lacking)),
+        not_measured=tuple(
+            _not_measured(
+                trace, basis, phases, requests, ranks, [*served.lacking, *_launchless(unattributed)]
+            )
+        ),
         provenance=tuple(
             _provenance(trace, primary, basis, phases, sorted_passes, ranks, counters)
         ),
@@ -84,6 +92,7 @@ def build_report(
         interference=served.interference,
         goodput=served.goodput,
         devices=() if counters is None else counters.devices,
+        unattributed=unattributed,
     )
 
 
@@ -233,14 +242,14 @@ def _not_measured(
     phases: dict[str, PhaseFigures],
     requests: RequestAnalysis,
     ranks: RanksReport | None,
-    of_serving: Sequence[NotMeasured],
+    others: Sequence[NotMeasured],
 ) -> Iterator[NotMeasured]:
     """What the processes could not measure, then what this analysis lacked; each thing once."""
     told: set[tuple[str, str]] = set()
     entries = [entry for meta in trace.metas for entry in meta.not_measured]
     lacking = (
         *_lacking(basis, phases, requests),
-        *of_serving,
+        *others,
         *not_measured_of_ranks(trace, ranks),
         *_counted(trace),
     )
@@ -250,6 +259,16 @@ def _not_measured(
         if (entry.what, entry.why) not in told and not again:
             told.add((entry.what, entry.why))
             yield entry
+
+
+def _launchless(found: Unattributed | None) -> Iterator[NotMeasured]:
+    """Kernels whose launch was not seen: whose they are is not guessed from where they lie."""
+    if found is not None and found.launchless:
+        yield NotMeasured(
+            f"the pass of {count(found.launchless, 'kernel')} "
+            f"({percent(found.launchless_share)} of the time of all)",
+            "their launch was not recorded: they were under way when the recording began, or records were lost",
+        )
 
 
 def _counted(trace: Trace) -> Iterator[NotMeasured]:

@@ -16,6 +16,7 @@ from phaseprof.trace.meta import Ceilings, Device
 
 if TYPE_CHECKING:
     from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
+    from phaseprof.analyzers.kernel_results import KernelFigures, Unattributed
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
 
 
@@ -134,6 +135,7 @@ class PhaseFigures:
         attention_flop_share: FLOPs of attention pairs over all FLOPs.
         verdict: The class and why.
         counters: What hardware counters say; None if none were sampled.
+        kernels: What ran in its profiled passes, by class of kernel; None without any.
     """
 
     phase: Phase
@@ -167,6 +169,7 @@ class PhaseFigures:
     attention_flop_share: float | None
     verdict: Verdict
     counters: PhaseCounters | None = None
+    kernels: KernelFigures | None = None
 
     @property
     def bound(self) -> Bound:
@@ -245,6 +248,7 @@ class RankFigures:
         prefill_ms_p50, decode_ms_p50: Time of one pass.
         output_tokens_per_s: Decode tokens over the passes of all phases and the time between them; None without any.
         clock_drift_ms: How far the Unix clock moved against the monotonic one while it ran; None if it did not end.
+        exposed_comm_share: Share of its profiled passes in which collectives ran and nothing else; None without them.
     """
 
     rank: int
@@ -261,6 +265,7 @@ class RankFigures:
     decode_ms_p50: float | None
     output_tokens_per_s: float | None
     clock_drift_ms: float | None
+    exposed_comm_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +390,7 @@ class Report:
         engine: What a serving engine did besides running the model, and its load; None without one.
         interference: Decode time that its requests lost to each other's prefills; None where nothing tells.
         goodput: How many requests met the objectives; None if none were given.
+        unattributed: Kernels that belong to no pass; None if there are none.
         provenance: Pairs of (figure, where it comes from) for the foot line.
         devices: The state that sampled devices were in.
     """
@@ -404,4 +410,5 @@ class Report:
     engine: EngineFigures | None = None
     interference: Interference | None = None
     goodput: Goodput | None = None
+    unattributed: Unattributed | None = None
     devices: tuple[DeviceState, ...] = ()
