@@ -1,0 +1,93 @@
+"""Make `phaseprof` importable from a checkout that is not installed, with wheels from a folder where packages miss.
+
+Nothing is fetched and nothing is installed: links and unpacked wheels go into a temporary folder, which child processes
+find by `PYTHONPATH`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+#: Where wheels lie unless another folder is named.
+WHEELS = CHECKOUT / "benchmarks" / "wheels"
+#: What the import package consists of; `profiler` is the package itself.
+_FOLDERS = ("collectors", "analyzers", "cli")
+#: Modules by which a package counts as installed.
+_MODULES = {
+    "pyarrow": "pyarrow",
+    "rich": "rich",
+    "typer": "typer",
+    "nvidia_ml_py": "pynvml",
+    "cupti_python": "cupti",
+    "nvidia_cuda_cupti": "nvidia.cuda_cupti",
+    "cuda_bindings": "cuda.bindings",
+    "cuda_pathfinder": "cuda.pathfinder",
+    "pyelftools": "elftools",
+}
+
+
+def is_there(module: str) -> bool:
+    """Whether a module can be imported; its parents are imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def make_importable(scratch: Path, wheels: Path) -> list[str]:
+    """Let this process and its children import phaseprof.
+
+    Args:
+        scratch: An empty folder of our own.
+        wheels: Wheels to take missing packages from; it need not exist.
+
+    Returns:
+        What was done, a line each.
+    """
+    done = []
+    added = []
+    for wheel in _needed(wheels):
+        target = scratch / "wheels" / wheel.name.removesuffix(".whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(target)
+        added.append(target)
+        done.append(f"unpacked {wheel.name}")
+    if not is_there("phaseprof"):
+        added.append(link(scratch / "links"))
+        done.append(f"linked the checkout {CHECKOUT.name}")
+    sys.path[:0] = [str(path) for path in added]
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if added:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, added), *inherited])
+        importlib.invalidate_caches()
+    return done
+
+
+def link(folder: Path) -> Path:
+    """Make the import package out of links to the source folders; what to put on the path."""
+    package = folder / "phaseprof"
+    package.mkdir(parents=True)
+    for path in (CHECKOUT / "profiler").iterdir():
+        if path.name != "__pycache__":
+            (package / path.name).symlink_to(path)
+    for name in _FOLDERS:
+        (package / name).symlink_to(CHECKOUT / name)
+    return folder
+
+
+def _needed(wheels: Path) -> Iterable[Path]:
+    if not wheels.is_dir():
+        return ()
+    found = sorted(wheels.glob("*.whl"))
+    return [w for w in found if not is_there(_module(w.name))]
+
+
+def _module(wheel: str) -> str:
+    package = wheel.partition("-")[0].lower()
+    return _MODULES.get(package, package)
