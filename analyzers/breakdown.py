@@ -146,7 +146,7 @@ class Breakdown:
             span_ms=span_ms,
             busy_ms=busy_ms,
             gap_ms=max(extent_ms - union_ms, 0.0),
-            overlap_ms=max(_ms(pc.subtract(rows["end"], rows["start"])) - union_ms, 0.0),
+            overlap_ms=max(_ms(pc.subtract(rows["end"], rows["start"])) - busy_ms, 0.0),
             classes=classes,
             tensor_core_share=None if self._on_cpu else _share(cores[TensorCores.YES], busy_ms),
             tensor_core_unknown_share=(

@@ -100,9 +100,10 @@ class KernelFigures:
         on_cpu: Whether these are operators of a CPU, not kernels.
         passes: Profiled passes that have kernels.
         kernels: Their kernels and copies.
-        span_ms: Time of these passes. busy_ms: Time in which at least one of their kernels ran; time that kernels of
+        span_ms: Time of these passes.
+        busy_ms: Time of a device in which at least one of their kernels ran, summed over devices; time that kernels of
             two passes share is split between these.
-        gap_ms: Time in which nothing ran between the first and the last kernel of a pass.
+        gap_ms: Time in which nothing ran, on any device, between the first and the last kernel of a pass.
         overlap_ms: What the kernels' durations add up to beyond busy_ms.
         classes: By time, longest first.
         tensor_core_share: Part of busy_ms in kernels that by their name use tensor cores; None on a CPU.
