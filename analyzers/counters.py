@@ -334,4 +334,4 @@ def _provenance(
             of = " and ".join(
                 f"{source} ({count(windows, 'window')})" for source, windows in recorded.items()
             )
-            yield title, f"{of}, solved for the phases"
+            yield title, f"{of}, solved for the phases; ± is half of a 95 % interval"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from phaseprof.analyzers.results import Bound, Lever, PhaseFigures, Provenance, Report, RunFacts
 from phaseprof.cli.render import units
+from phaseprof.cli.render.counters import counters_section
 from phaseprof.cli.render.engine import engine_section, goodput_section, interference_section
 from phaseprof.cli.render.layout import (
     MARGIN,
@@ -47,6 +48,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         _answer(report, width),
         phase_table(report.phases, report.by_batch, report.set_aside, width),
         _latencies(report, width) + _asides(report, width),
+        counters_section(report.phases, report.by_batch, report.devices, width),
         [
             *engine_section(report.engine, width),
             *interference_section(report.interference, width),
