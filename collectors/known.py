@@ -51,6 +51,20 @@ KNOWN: tuple[Known, ...] = (
         collects="CPU use and memory of the host",
     ),
     Known(
+        "nvml",
+        "phaseprof.collectors.nvml_samples",
+        "nvml_collector",
+        by_default=True,
+        collects="clocks, power, energy and throttling of NVIDIA GPUs",
+    ),
+    Known(
+        "gpm",
+        "phaseprof.collectors.gpm",
+        "gpm_collector",
+        by_default=True,
+        collects="SM, tensor-core and memory activity every 110 ms, on Hopper and newer",
+    ),
+    Known(
         "pm",
         "phaseprof.collectors.pm",
         "pm_collector",
@@ -64,6 +78,13 @@ KNOWN: tuple[Known, ...] = (
         by_default=False,
         collects="the samples of a recording, as if they were measured",
         takes="PATH",
+    ),
+    Known(
+        "kernels",
+        "phaseprof.collectors.torch_profiler",
+        "kernels_collector",
+        by_default=False,
+        collects="kernels, or operators of a CPU, of some passes",
     ),
 )
 

@@ -219,7 +219,6 @@ def test_every_known_collector_can_be_made(tmp_path: Path) -> None:
     assert made._missing == ()
     assert [each.name for each in made._collectors] == [each.name for each in KNOWN]
     for each in made._collectors:
-        assert isinstance(each.probe(), Availability)
         if isinstance(each, SampledCollector):
             assert each.asked and each.thread is made.thread
 
