@@ -87,14 +87,37 @@ def _with(
 
 
 @dataclass(frozen=True, slots=True)
-class _Solution:
-    """One counter of one device, by collector the best one."""
+class Solution:
+    """One counter of one device by one collector.
+
+    Attributes:
+        kept: Windows that count. by_label: The value of each coarse label of the work.
+    """
 
     use: DeviceUse
     work: DeviceWork
     series: Series
     kept: int
     by_label: Mapping[int, Solved]
+
+    def of(self, phase: Phase) -> Solved | None:
+        """What was found for a phase."""
+        return self.by_label.get(self.work.phases.get(phase, -1))
+
+    def seconds(self, phase: Phase) -> float:
+        """Time of a phase in the windows."""
+        solved = self.of(phase)
+        return 0.0 if solved is None else solved.seconds
+
+    def figure(self, metric: Metric, phase: Phase) -> CounterFigure:
+        """The figure of a phase, sure or not."""
+        solved = self.of(phase)
+        limit = thresholds.COUNTER_ERROR.value
+        if metric in _RATES:
+            limit = thresholds.RATE_ERROR.value * (0.0 if solved is None else solved.value)
+        return figure_of(
+            metric.value, solved, kept=self.kept, source=self.series.source, limit=limit
+        )
 
 
 def analyze_counters(
@@ -147,14 +170,14 @@ def _figures(
     devices_a_group: float,
     batch: int | None,
 ) -> dict[str, PhaseCounters]:
-    solutions: dict[Metric, list[_Solution]] = {metric: [] for metric in _ALL}
+    solutions: dict[Metric, list[Solution]] = {metric: [] for metric in _ALL}
     power: list[PowerOf] = []
     for use, by_metric in sampled.items():
         windows = [w for found in by_metric.values() for series in found for w in series.windows]
         work = work_of(trace.passes, use, primary, windows, batch=batch)
         known: dict[tuple[Window, ...], Weights] = {}
         for metric in (*_SHARES, *_RATES):
-            best = _best(_solve(use, work, series, metric, known) for series in by_metric[metric])
+            best = _best(solve(use, work, series, metric, known) for series in by_metric[metric])
             if best is not None:
                 solutions[metric].append(best)
         of_power = [solve_power(work, series) for series in by_metric[Metric.POWER]]
@@ -182,14 +205,20 @@ def _figures(
     return result
 
 
-def _solve(
+def solve(
     use: DeviceUse,
     work: DeviceWork,
     series: Series,
     metric: Metric,
     known: dict[tuple[Window, ...], Weights],
-) -> _Solution:
-    """One counter of one device by one collector."""
+) -> Solution:
+    """Solve for one counter of one device by one collector.
+
+    Args:
+        use, work: The device, and what ran on it.
+        series: The windows and their values. metric: What was sampled.
+        known: Shares of windows that were worked out for other counters; those of these are added.
+    """
     margin_ns = _HOST_MARGIN_NS if work.on_host else _MARGIN_NS
     kept = work.counted(series.windows, margin_ns)
     windows = tuple(w for w, keep in zip(series.windows, kept, strict=True) if keep)
@@ -200,10 +229,10 @@ def _solve(
         largest = max(values, default=0.0) or 1.0
         scale = Scale(largest, math.inf, SHARE.idle, SHARE.between)
     solved = unmix(weights, values, scale, _HOST_OFFSETS_NS if work.on_host else _OFFSETS_NS)
-    return _Solution(use, work, series, len(windows), solved)
+    return Solution(use, work, series, len(windows), solved)
 
 
-def _best(found: Iterable[_Solution]) -> _Solution | None:
+def _best(found: Iterable[Solution]) -> Solution | None:
     """Of several collectors' solutions, the one with the least error over the phases."""
     return min(
         found,
@@ -215,46 +244,24 @@ def _best(found: Iterable[_Solution]) -> _Solution | None:
     )
 
 
-def _together(metric: Metric, phase: Phase, solutions: Sequence[_Solution]) -> CounterFigure:
+def _together(metric: Metric, phase: Phase, solutions: Sequence[Solution]) -> CounterFigure:
     """One counter of one phase over all devices."""
-    each = [
-        figure_of(
-            metric.value,
-            each.by_label.get(each.work.phases.get(phase, -1)),
-            kept=each.kept,
-            source=each.series.source,
-            limit=_limit(metric, each.by_label.get(each.work.phases.get(phase, -1))),
-        )
-        for each in solutions
-    ]
-    seconds = [_seconds(each, phase) for each in solutions]
-    return over_devices(each, seconds)
-
-
-def _limit(metric: Metric, solved: Solved | None) -> float:
-    """The largest error with which a figure is sure."""
-    if metric in _SHARES:
-        return thresholds.COUNTER_ERROR.value
-    return thresholds.RATE_ERROR.value * (solved.value if solved is not None else 0.0)
-
-
-def _seconds(solution: _Solution, phase: Phase) -> float:
-    solved = solution.by_label.get(solution.work.phases.get(phase, -1))
-    return 0.0 if solved is None else solved.seconds
+    figures = [each.figure(metric, phase) for each in solutions]
+    return over_devices(figures, [each.seconds(phase) for each in solutions])
 
 
 def _sampled_s(
-    phase: Phase, solutions: Mapping[Metric, Sequence[_Solution]], power: Sequence[PowerOf]
+    phase: Phase, solutions: Mapping[Metric, Sequence[Solution]], power: Sequence[PowerOf]
 ) -> float:
     """Device time of a phase in windows, over all devices."""
-    found = [sum(_seconds(each, phase) for each in solved) for solved in solutions.values()]
+    found = [sum(each.seconds(phase) for each in solved) for solved in solutions.values()]
     return max(*found, sum(each.seconds(phase) for each in power), 0.0)
 
 
 def _dram_rate(
     trace: Trace,
     phase: Phase,
-    solutions: Mapping[Metric, Sequence[_Solution]],
+    solutions: Mapping[Metric, Sequence[Solution]],
     share: CounterFigure | None,
 ) -> CounterFigure | None:
     """Bytes/s to and from device memory: counted, or from the share of a known peak."""

@@ -62,7 +62,7 @@ def why_insufficient(solved: Solved, limit: float) -> str:
     if math.isinf(parts.jitter):
         return "its share of the windows varies less than their edges are known"
     causes = {
-        "its windows differ too much for their number": math.hypot(parts.noise, parts.open),
+        "its windows are too few for how much they differ": math.hypot(parts.noise, parts.open),
         "the clocks of windows and passes do not agree well enough": parts.offset + parts.jitter,
         "its short and its long passes are too unlike": parts.unlike,
         "the solution lies outside of what is possible": parts.moved,
@@ -76,7 +76,7 @@ def judged(figure: CounterFigure, limit: float) -> CounterFigure:
     known = replace(figure, error=error if math.isfinite(error) else None)
     if error <= limit and figure.state is CounterState.SURE:
         return replace(known, reason="")
-    reason = figure.reason or "its windows differ too much for their number"
+    reason = figure.reason or "its windows are too few for how much they differ"
     return replace(known, state=CounterState.INSUFFICIENT, reason=reason)
 
 

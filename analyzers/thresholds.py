@@ -165,7 +165,7 @@ COUNTER_WINDOWS = Threshold(
 )
 COUNTER_BLOCKS = Threshold(
     "independent parts of a run that a counter's figure has to rest on",
-    4,
+    3,
     "With fewer, one unusual moment makes the figure and hides from its error.",
 )
 MEASURED_ROOF = Threshold(

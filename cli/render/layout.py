@@ -20,7 +20,10 @@ Paint = Callable[[str], Text]
 # A number stays on the line of its unit. The stand-in for the space between them is a private-use character of width
 # one: a no-break space would count as white space for `str.split`.
 _GLUE = "\ue000"
-_UNIT = r"(?:%|[µnm]?s|min|h|[kMGT]?B(?:/s)?|[kMGTP]?FLOPs?(?:/s)?|FLOP/(?:B|byte)|tokens?(?:/s)?|tok/s|MHz|W|J|°C)(?!\w)"
+_UNIT = (
+    r"(?:%|[µnm]?s|min|h|[kMGT]?B(?:/s)?|[kMGTP]?FLOPs?(?:/s)?|FLOP/(?:B|byte)|tokens?(?:/s)?|tok/s"
+    r"|MHz|W|J|°C)(?!\w)"
+)
 _NUMBER_AND_UNIT = re.compile(rf"(?<=\d) (?={_UNIT})|(?<=±) (?=\d)")
 # A separating dot ends its line.
 _BEFORE_DOT = re.compile(r" (?=· )")
