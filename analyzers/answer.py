@@ -92,6 +92,10 @@ def _is_minor(figures: PhaseFigures) -> bool:
 def _verdict(figures: PhaseFigures, basis: Basis) -> str:
     """The class of one phase and the figures that show it."""
     name = figures.phase.value.capitalize()
+    verdict = figures.verdict
+    if verdict.ruling:
+        text = f"{name} takes {_takes(figures, article=True)} and is {figures.bound}-bound: {verdict.ruling}."
+        return " ".join(filter(None, [text, verdict.excess]))
     tell = {
         Bound.COMPUTE: _compute,
         Bound.BANDWIDTH: _bandwidth,

@@ -68,7 +68,7 @@ def _phases(phases: Mapping[str, PhaseFigures]) -> dict[str, Any]:
 def _phase(figures: PhaseFigures) -> dict[str, Any]:
     plain = asdict(figures)
     verdict = plain.pop("verdict")
-    del plain["phase"]
+    del plain["phase"], plain["question"]
     return {
         **plain,
         "explained": verdict["explained"],

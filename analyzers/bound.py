@@ -7,23 +7,33 @@ The order of the questions (DESIGN: Bound), with the thresholds of `phaseprof.an
 3. the nearer roof explains enough of the time: ``compute`` or ``bandwidth``;
 4. whether the device was busy is not known: ``overhead or latency``;
 5. the larger part of the unexplained time is idle: ``overhead``; else ``latency``.
+
+Hardware counters are heard afterwards, as a second witness (`phaseprof.analyzers.witness`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
 from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.case import Case
+from phaseprof.analyzers.counter_results import DeviceState
 from phaseprof.analyzers.doubts import doubt_passes, doubt_roofs, doubt_threshold, explain_excess
+from phaseprof.analyzers.hearing import hear
 from phaseprof.analyzers.remedies import Circumstances, lever, wider_dtype_hint
 from phaseprof.analyzers.results import (
     Bound,
     Confidence,
     Lever,
+    PhaseFigures,
     Provenance,
     Roof,
     Verdict,
 )
 from phaseprof.analyzers.roofline import RoofTimes, roof_times
+from phaseprof.analyzers.witness import Claim, Witness
 from phaseprof.analyzers.wording import (
     byte_rate,
     count,
@@ -35,7 +45,7 @@ from phaseprof.analyzers.wording import (
     work,
 )
 from phaseprof.phases import Phase
-from phaseprof.trace.meta import Ceilings
+from phaseprof.trace.meta import Ceilings, Device
 
 _NOTHING_KNOWN = Circumstances()
 
@@ -50,6 +60,7 @@ def classify(
     phase: Phase,
     exposed_comm_share: float | None = None,
     circumstances: Circumstances = _NOTHING_KNOWN,
+    witness: Witness | None = None,
 ) -> Verdict:
     """Class a phase.
 
@@ -62,9 +73,18 @@ def classify(
         phase: Which phase, for the wording and the remedy.
         exposed_comm_share: Share of the time in collectives that overlap with nothing; None if not seen.
         circumstances: What else is known.
+        witness: What hardware counters say of it; None without any.
     """
     case = Case(
-        time_s, flops, bytes, ceilings, busy_share, exposed_comm_share, phase, circumstances
+        time_s,
+        flops,
+        bytes,
+        ceilings,
+        busy_share,
+        exposed_comm_share,
+        phase,
+        circumstances,
+        witness,
     )
     reason = _why_no_roofline(case)
     if reason:
@@ -73,6 +93,68 @@ def classify(
     return _with_roofline(
         case, roof_times(flops=flops, moved_bytes=bytes, ceilings=ceilings), ceilings
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `classify` is asked of a phase, kept so that a second witness can be heard later.
+
+    Attributes: the arguments of `classify`.
+    """
+
+    time_s: float
+    flops: float | None
+    bytes: float | None
+    ceilings: Ceilings | None
+    busy_share: float | None
+    phase: Phase
+    exposed_comm_share: float | None
+    circumstances: Circumstances
+
+    def answer(self, witness: Witness | None = None) -> Verdict:
+        """The verdict.
+
+        Args:
+            witness: What hardware counters say of the phase.
+        """
+        return classify(
+            time_s=self.time_s,
+            flops=self.flops,
+            bytes=self.bytes,
+            ceilings=self.ceilings,
+            busy_share=self.busy_share,
+            phase=self.phase,
+            exposed_comm_share=self.exposed_comm_share,
+            circumstances=self.circumstances,
+            witness=witness,
+        )
+
+
+def heard(phases: Mapping[str, PhaseFigures], state: DeviceState | None) -> dict[str, PhaseFigures]:
+    """The phases with their counters heard as second witness of each verdict.
+
+    Args:
+        phases: Figures with their counters beside them.
+        state: Of the device that they ran on.
+    """
+    return {
+        name: replace(figures, verdict=figures.question.answer(Witness(figures.counters, state)))
+        if figures.question is not None and figures.counters is not None
+        else figures
+        for name, figures in phases.items()
+    }
+
+
+def state_for(states: Sequence[DeviceState], device: Device | None) -> DeviceState | None:
+    """The state that a model's phases are judged by: of several devices that of the slowest, which sets the pace."""
+    own = [state for state in states if device is not None and state.uuid == device.uuid]
+    if len(states) <= 1 or not own:
+        return next(iter(own or states), None)
+
+    def clock(state: DeviceState) -> float:
+        return math.inf if state.sm_clock_hz is None else state.sm_clock_hz.median
+
+    return min(states, key=clock)
 
 
 def _why_no_roofline(case: Case) -> str:
@@ -98,10 +180,14 @@ def _without_roofline(case: Case, reason: str) -> Verdict:
             Provenance.MODELLED,
         )
         case.confidence = Confidence.MEDIUM
-        return _settle(case, Bound.OVERHEAD, None, lever(Bound.OVERHEAD, case.phase, case.known))
+        bound = _heard(case, Bound.OVERHEAD, None)
+        return _settle(case, bound, None, _lever(case, bound))
     case.say(reason, Provenance.COUNTED)
     if case.busy_share is not None:
         _say_busy(case)
+    bound = Bound.UNKNOWN if case.time_s <= 0 else _heard(case, Bound.UNKNOWN, None)
+    if bound is not Bound.UNKNOWN:
+        return _settle(case, bound, None, _lever(case, bound))
     case.confidence = Confidence.LOW
     first = None
     if case.flops and case.ceilings is None:
@@ -111,18 +197,48 @@ def _without_roofline(case: Case, reason: str) -> Verdict:
 
 def _with_roofline(case: Case, roofs: RoofTimes, ceilings: Ceilings) -> Verdict:
     explained = roofs.floor_s / case.time_s
-    bound = _bound(case, roofs, explained)
+    modelled = _bound(case, roofs, explained)
     _say_roofs(case, roofs, ceilings, explained)
+    bound = _heard(case, modelled, roofs)
     _say_communication(case, explained)
     _say_idle(case, bound, explained)
     if explained > 1:
         explain_excess(case, roofs, ceilings)
-    doubt_roofs(case, roofs, ceilings, bound)
-    doubt_threshold(case, ceilings, explained)
+    doubt_roofs(case, roofs, ceilings, modelled)
+    if bound is modelled:
+        doubt_threshold(case, ceilings, explained)
     doubt_passes(case)
-    hint = _dtype_hint(case, ceilings) if bound is Bound.LATENCY else ""
-    first = lever(bound, case.phase, case.known, roofs=roofs, ceilings=ceilings, dtype_hint=hint)
+    first = _lever(case, bound, roofs, ceilings)
     return _settle(case, bound, (roofs.nearest, explained), first)
+
+
+def _heard(case: Case, bound: Bound, roofs: RoofTimes | None) -> Bound:
+    """Hear the second witness. Returns the class that is left."""
+    if case.witness is None:
+        return bound
+    claim = Claim(
+        bound, case.time_s, case.flops, case.moved_bytes, roofs, case.ceilings, case.busy_share
+    )
+    case.hearing = hearing = hear(claim, case.witness)
+    case.evidence += hearing.evidence
+    for finding in hearing.findings:
+        if finding.cap is None:
+            case.say(finding.text, Provenance.MEASURED)
+        else:
+            case.doubt(finding.cap, finding.text, Provenance.MEASURED)
+    return bound if hearing.bound is None else hearing.bound
+
+
+def _lever(
+    case: Case, bound: Bound, roofs: RoofTimes | None = None, ceilings: Ceilings | None = None
+) -> Lever | None:
+    ruling = case.hearing.ruling
+    if ruling is not None and ruling.lever is not None:
+        return ruling.lever
+    hint = ""
+    if bound is Bound.LATENCY and ceilings is not None:
+        hint = _dtype_hint(case, ceilings)
+    return lever(bound, case.phase, case.known, roofs=roofs, ceilings=ceilings, dtype_hint=hint)
 
 
 def _bound(case: Case, roofs: RoofTimes, explained: float) -> Bound:
@@ -198,7 +314,7 @@ def _say_idle(case: Case, bound: Bound, explained: float) -> None:
     _say_busy(case)
     if _timeline_incomplete(case, explained):
         case.doubt(
-            Confidence.LOW,
+            Confidence.LOW if case.hearing.ruling is None else Confidence.MEDIUM,
             f"that is less than the {percent(min(explained, 1.0))} that its work needs at the roofs: the kernel "
             "timeline lacks kernels, and its idle time is not believed",
             Provenance.MODELLED,
@@ -237,6 +353,7 @@ def _settle(
     case: Case, bound: Bound, nearest: tuple[Roof, float] | None, first: Lever | None
 ) -> Verdict:
     roof, explained = nearest or (None, None)
+    ruling = case.hearing.ruling
     return Verdict(
         bound=bound,
         confidence=case.confidence,
@@ -247,4 +364,5 @@ def _settle(
         lever=first,
         excess=" ".join(case.excess),
         doubt=case.worst_doubt,
+        ruling=ruling.text if ruling is not None else "",
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from phaseprof.analyzers.remedies import Circumstances
 from phaseprof.analyzers.results import Confidence, Evidence, Provenance
+from phaseprof.analyzers.witness import NOTHING_HEARD, Hearing, Witness
 from phaseprof.analyzers.wording import pass_noun, sentence
 from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings
@@ -22,6 +23,8 @@ class Case:
         evidence: The reasons for the class, strongest first. doubts: What speaks against it.
         excess: Why a share of a roof is above 100 %.
         confidence: As the doubts so far leave it. worst_doubt: The one that lowers it most.
+        witness: What hardware counters say; None without any.
+        hearing: What followed from that.
     """
 
     time_s: float
@@ -32,6 +35,8 @@ class Case:
     comm_share: float | None
     phase: Phase
     known: Circumstances
+    witness: Witness | None = None
+    hearing: Hearing = NOTHING_HEARD
     evidence: list[Evidence] = field(default_factory=list)
     doubts: list[Evidence] = field(default_factory=list)
     excess: list[str] = field(default_factory=list)

@@ -55,17 +55,21 @@ def _excess_reason(case: Case, roof: Roof, ceilings: Ceilings) -> str:
 
 
 def doubt_roofs(case: Case, roofs: RoofTimes, ceilings: Ceilings, bound: Bound) -> None:
-    """Roofs that were not measured or differ between repeats, and two that are close to each other."""
+    """Roofs that were not measured or differ between repeats, and two that are close to each other.
+
+    Counters that confirm the class make up for the first: what was measured does not depend on the roofs.
+    """
+    confirmed = Confidence.HIGH if case.hearing.confirmed else None
     if ceilings.source != "measured":
         case.doubt(
-            Confidence.MEDIUM,
+            confirmed or Confidence.MEDIUM,
             f"the roofs are {ceilings.source} values, not measured on this device; sustained peaks are lower",
             Provenance.DATASHEET,
         )
     elif ceilings.spread is not None and ceilings.spread > thresholds.ROOF_SPREAD.value:
         wide = ceilings.spread > thresholds.ROOF_SPREAD_WIDE.value
         case.doubt(
-            Confidence.LOW if wide else Confidence.MEDIUM,
+            confirmed or (Confidence.LOW if wide else Confidence.MEDIUM),
             f"repeats of the roofs spread by ±{percent(ceilings.spread)}; measure them on a quiet machine",
             Provenance.MEASURED,
         )

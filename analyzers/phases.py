@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers.bound import classify
+from phaseprof.analyzers.bound import Question
 from phaseprof.analyzers.breakdown import Breakdown, breakdown
 from phaseprof.analyzers.busy import busy_per_pass
 from phaseprof.analyzers.columns import nearest_ranks
@@ -146,7 +146,7 @@ def _figures(
     weight_share = group.weight_bytes / moved if moved else None
     attention_share = _attention_flop_share(group, basis.cost)
     busy_share = None if busy.share is None else min(busy.share, 1.0)
-    verdict = classify(
+    question = Question(
         time_s=known_s if known else seconds,
         flops=flops,
         bytes=moved,
@@ -171,6 +171,7 @@ def _figures(
             no_roofs=basis.no_roofs,
         ),
     )
+    verdict = question.answer()
     # Roofs that cannot be divided by are no roofs; `classify` has said so.
     usable = roofs is not None and verdict.explained is not None
     return PhaseFigures(
@@ -204,6 +205,7 @@ def _figures(
         weight_byte_share=weight_share,
         attention_flop_share=attention_share,
         verdict=verdict,
+        question=question,
         kernels=kernels,
     )
 

@@ -8,6 +8,7 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from phaseprof.analyzers.answer import Findings, answer
+from phaseprof.analyzers.bound import heard, state_for
 from phaseprof.analyzers.breakdown import breakdown
 from phaseprof.analyzers.columns import column, counts, named, names, total
 from phaseprof.analyzers.counters import Counters, analyze_counters
@@ -55,6 +56,9 @@ def build_report(
     counters = analyze_counters(trace, primary, phases, by_batch, len(groups))
     if counters is not None:
         phases, by_batch = counters.beside(phases, by_batch)
+        state = state_for(counters.devices, device)
+        phases = heard(phases, state)
+        by_batch = {batch: heard(figures, state) for batch, figures in by_batch.items()}
     unattributed = None if kernels is None else kernels.unattributed
     incomplete = sum(not meta.complete for meta in trace.metas)
     requests = analyze_requests(

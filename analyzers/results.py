@@ -15,6 +15,7 @@ from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings, Device
 
 if TYPE_CHECKING:
+    from phaseprof.analyzers.bound import Question
     from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
     from phaseprof.analyzers.kernel_results import KernelFigures, Unattributed
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
@@ -96,6 +97,7 @@ class Verdict:
         excess: Why a share of a roof is above 100 %, as sentences; empty when none is. Whoever shows such a share
             shows this with it.
         doubt: The reason that lowers the confidence most, as a sentence; empty when it is high.
+        ruling: What hardware counters showed, as a clause, where the class is theirs; else empty.
     """
 
     bound: Bound
@@ -107,6 +109,7 @@ class Verdict:
     lever: Lever | None = None
     excess: str = ""
     doubt: str = ""
+    ruling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class PhaseFigures:
         attention_flop_share: FLOPs of attention pairs over all FLOPs.
         verdict: The class and why.
         counters: What hardware counters say; None if none were sampled.
+        question: What the verdict answers; not a figure, and not stored in a report.
         kernels: What ran in its profiled passes, by class of kernel; None without any.
     """
 
@@ -169,6 +173,7 @@ class PhaseFigures:
     attention_flop_share: float | None
     verdict: Verdict
     counters: PhaseCounters | None = None
+    question: Question | None = field(default=None, repr=False, compare=False)
     kernels: KernelFigures | None = None
 
     @property
@@ -192,7 +197,8 @@ class RequestFigures:
     """Latencies over the requests that are not warm-up.
 
     Attributes:
-        count: Requests counted. unfinished: Those of them with no end in the trace. aborted: Those ended by an error.
+        count: Requests counted. unfinished: Those of them with no end in the trace. aborted: Those aborted, or ended by
+            an error.
         prompt_tokens, output_tokens: Sums.
         ttft_ms, tpot_ms, itl_ms: None where no request has one.
     """
