@@ -22,8 +22,8 @@ def to_json(report: Report) -> dict[str, Any]:
     Besides ``schema``, ``device``, ``phases``, ``requests``, ``overhead`` (the profiler's own cost) and
     ``not_measured`` there are ``answer``, ``run``, ``by_batch``, ``ceilings``, ``set_aside``, ``damage``,
     ``provenance``, ``devices`` (the state of each sampled device), ``ranks`` (null for one rank), ``engine`` and
-    ``interference`` (null without a serving engine), and
-    ``goodput`` (null without objectives).
+    ``interference`` (null without a serving engine), ``goodput`` (null without objectives), and ``unattributed``
+    (kernels of no pass; null without any).
     """
     cost = report.own_cost
     facts = asdict(report.facts)
@@ -50,6 +50,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "engine": None if report.engine is None else asdict(report.engine),
         "interference": None if report.interference is None else asdict(report.interference),
         "goodput": None if report.goodput is None else asdict(report.goodput),
+        "unattributed": None if report.unattributed is None else asdict(report.unattributed),
     }
     safe: dict[str, Any] = _safe(result)
     return safe

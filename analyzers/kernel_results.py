@@ -6,6 +6,7 @@ Shares are fractions (0.55), never percent. On a CPU the outermost operators sta
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from phaseprof.analyzers.results import Percentiles
@@ -143,9 +144,21 @@ class KernelFigures:
         """Mean number of kernels and copies that a pass launches."""
         return self.kernels / self.passes if self.passes else 0.0
 
+    @property
+    def longest(self) -> tuple[str, float] | None:
+        """The kernel with the most time, by its short name, and its share of busy_ms."""
+        if not self.classes:
+            return None
+        first = max(self.classes, key=lambda each: each.busy_ms * each.longest_share)
+        return first.longest, first.share * first.longest_share
+
     def of(self, kernel_class: KernelClass) -> float:
         """The share of one class of busy_ms; 0 if there is none."""
         return sum(entry.share for entry in self.classes if entry.kernel_class is kernel_class)
+
+    def rest(self, shown: Collection[KernelClass]) -> float:
+        """The share of all other classes."""
+        return sum(entry.share for entry in self.classes if entry.kernel_class not in shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from phaseprof.analyzers.results import Bound, Lever, PhaseFigures, Provenance, 
 from phaseprof.cli.render import units
 from phaseprof.cli.render.counters import counters_section
 from phaseprof.cli.render.engine import engine_section, goodput_section, interference_section
+from phaseprof.cli.render.kernels import kernels_section
 from phaseprof.cli.render.layout import (
     MARGIN,
     fold,
@@ -49,6 +50,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         phase_table(report.phases, report.by_batch, report.set_aside, width),
         _latencies(report, width) + _asides(report, width),
         counters_section(report.phases, report.by_batch, report.devices, width),
+        kernels_section(report.phases, report.by_batch, width),
         [
             *engine_section(report.engine, width),
             *interference_section(report.interference, width),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import GPU, MS, Timeline, meta, model, roofs
 
+from phaseprof.analyzers.as_json import to_json
 from phaseprof.analyzers.breakdown import Breakdown, breakdown
 from phaseprof.analyzers.busy import split_time
 from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures, TensorCores
@@ -366,6 +368,17 @@ def test_operators_of_a_cpu_have_classes_and_no_tensor_cores() -> None:
     assert [each.kernel_class for each in figures.classes] == ["gemm", "elementwise", "view"]
     assert figures.tensor_core_share is None
     assert figures.launch_delay_ms is None
+
+
+def test_the_json_form_has_plain_values() -> None:
+    device = decode()
+    device.kernel(ADD, device.timeline.passes[0]["start_ns"], 9.5, 9.75)
+    plain = json.loads(json.dumps(to_json(device.report())))
+    figures = plain["phases"]["decode"]["kernels"]
+    assert figures["classes"][0]["kernel_class"] == "gemm"
+    assert figures["classes"][0]["tensor_cores"] == "yes"
+    assert figures["launch_delay_ms"]["count"] == 10
+    assert plain["unattributed"]["between"] == 1
 
 
 def test_a_trace_without_kernels_has_no_breakdown() -> None:
