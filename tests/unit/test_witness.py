@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -357,6 +358,18 @@ def test_the_slowest_of_several_devices_sets_the_pace() -> None:
     assert state_for(states[:1], device) is states[0]
     assert state_for(states[1:2], None) is states[1]
     assert state_for([], device) is None
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def test_the_page_names_every_outcome() -> None:
+    """In the last column of its table, each spelled as here; and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "classes.md").read_text(encoding="utf-8")
+    table = page.partition("## The second witness")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    named = {row.strip("|").rpartition("|")[2].strip() for row in rows} - {"outcome", "---"}
+    assert named == {outcome.value for outcome in Outcome}
 
 
 # --- the verdict ----------------------------------------------------------------------------------
