@@ -166,6 +166,7 @@ def _figures(
             attention_flop_share=attention_share,
             recomputed_share=group.recomputed_tokens / tokens if tokens else 0.0,
             device_kind=basis.device_kind,
+            kernels=kernels,
             other_roofs=basis.other_roofs,
             no_work=basis.no_work,
             no_roofs=basis.no_roofs,

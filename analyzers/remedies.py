@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phaseprof.analyzers import thresholds
+from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures
 from phaseprof.analyzers.results import Bound, Lever
 from phaseprof.analyzers.roofline import DTYPE_BYTES, RoofTimes, roof_times
 from phaseprof.analyzers.wording import (
@@ -21,6 +22,15 @@ from phaseprof.analyzers.wording import (
 )
 from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings
+
+#: What a compiler puts into one kernel: it reads and writes each element and computes little in between.
+_FUSIBLE = (
+    KernelClass.ELEMENTWISE,
+    KernelClass.ACTIVATION,
+    KernelClass.NORM,
+    KernelClass.ROPE,
+    KernelClass.REDUCTION,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class Circumstances:
         attention_flop_share: FLOPs of attention pairs over all FLOPs.
         recomputed_share: Recomputed tokens over all tokens.
         device_kind: ``cpu`` or ``cuda``; empty if not recorded.
+        kernels: What its kernels do; None if none were recorded.
         other_roofs: Roofs of the same device for other dtypes.
         no_work: Why FLOPs and bytes are not known.
         no_roofs: Why no roof is known.
@@ -54,6 +65,7 @@ class Circumstances:
     attention_flop_share: float | None = None
     recomputed_share: float = 0.0
     device_kind: str = ""
+    kernels: KernelFigures | None = None
     other_roofs: tuple[Ceilings, ...] = ()
     no_work: str = ""
     no_roofs: str = ""
@@ -178,6 +190,14 @@ def _overhead(phase: Phase, known: Circumstances) -> Lever:
             "fewer operators",
             "fuse them with torch.compile; a larger batch pays for the same operators once for all its sequences",
         )
+    kernels = known.kernels
+    graphs = 0.0 if kernels is None else kernels.graph_kernels / kernels.kernels
+    if kernels is not None and graphs >= thresholds.BY_GRAPHS.value:
+        return Lever(
+            "less work on the host",
+            f"graphs launch {percent(graphs)} of the kernels already, so that the device waits for Python, the "
+            "scheduler or sampling between them; a larger batch costs the same host work",
+        )
     if phase is Phase.DECODE:
         return Lever(
             "fewer launches",
@@ -193,6 +213,9 @@ def _overhead(phase: Phase, known: Circumstances) -> Lever:
 def _latency(phase: Phase, known: Circumstances, dtype_hint: str) -> Lever:
     if dtype_hint:
         return Lever("another dtype", dtype_hint)
+    of_class = None if known.kernels is None else _by_class(known.kernels)
+    if of_class is not None:
+        return of_class
     rows = (
         "a larger batch gives each kernel more rows"
         if phase in (Phase.DECODE, Phase.MIXED)
@@ -206,6 +229,61 @@ def _latency(phase: Phase, known: Circumstances, dtype_hint: str) -> Lever:
     return Lever(
         "better kernels",
         f"try torch.compile, or fused attention and MLP kernels; {rows}",
+    )
+
+
+def _by_class(kernels: KernelFigures) -> Lever | None:
+    """The lever for what most of the busy time goes to; None where nothing takes so much, or nothing helps it."""
+    kind = "operators" if kernels.on_cpu else "kernels"
+    fusible = sum(kernels.of(each) for each in _FUSIBLE)
+    if fusible >= thresholds.DOMINANT.value:
+        return Lever(
+            f"fused {kind}",
+            f"{percent(fusible)} of the busy time goes to element-wise {kind}, norms and reductions, which "
+            "torch.compile puts together",
+        )
+    for kernel_class, name, how in _LEVERS:
+        share = kernels.of(kernel_class)
+        if share >= thresholds.DOMINANT.value:
+            return Lever(name, f"{percent(share)} of the busy time goes to {how}")
+    plain = _without_tensor_cores(kernels)
+    if plain >= thresholds.DOMINANT.value:
+        return Lever(
+            "tensor cores",
+            f"{percent(plain)} of the busy time goes to matmuls without them: compute in bfloat16, or allow TF32 "
+            "(`torch.set_float32_matmul_precision`)",
+        )
+    return None
+
+
+#: Class, lever, and what its time goes to and how to do with less.
+_LEVERS = (
+    (
+        KernelClass.QUANTIZATION,
+        "matmuls that take packed weights",
+        "unpacking them before each product: take a kernel that multiplies with them as they are",
+    ),
+    (
+        KernelClass.COPY,
+        "fewer copies",
+        "copies: a static cache writes new keys and values in place, where a growing one is copied in every step",
+    ),
+    (
+        KernelClass.ATTENTION,
+        "another attention kernel",
+        "attention: try another implementation, or shorter contexts",
+    ),
+)
+
+
+def _without_tensor_cores(kernels: KernelFigures) -> float:
+    """The share of products that by their names run on plain multiply-adds; 0 where some names do not tell."""
+    if kernels.tensor_core_share is None or kernels.tensor_core_unknown_share:
+        return 0.0
+    return sum(
+        each.share * (1 - each.tensor_core_ms / each.busy_ms)
+        for each in kernels.classes
+        if each.kernel_class in (KernelClass.GEMM, KernelClass.MOE) and each.busy_ms
     )
 
 

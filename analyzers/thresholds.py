@@ -112,9 +112,14 @@ OTHERS_FOR_FIRST = Threshold(
     "A cold pass says less than a warm one, but more than none.",
 )
 DOMINANT = Threshold(
-    "share of the bytes (or FLOPs) that makes one part the one to work on",
+    "share of the bytes (or FLOPs, or busy time) that makes one part the one to work on",
     0.5,
     "The larger part has the larger lever.",
+)
+BY_GRAPHS = Threshold(
+    "share of the kernels launched by graphs from which graphs are no lever any more",
+    0.8,
+    "What is left to launch one by one cannot keep a device waiting for long.",
 )
 WIDER_DTYPE = Threshold(
     "roof time in a wider dtype over the present time, for that dtype to be named",
@@ -230,6 +235,7 @@ ALL: tuple[Threshold, ...] = (
     PASS_SPREAD_WIDE,
     OTHERS_FOR_FIRST,
     DOMINANT,
+    BY_GRAPHS,
     WIDER_DTYPE,
     BATCH_GAIN,
     OTHER_MODELS,

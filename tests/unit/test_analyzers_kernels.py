@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import GPU, MS, Timeline, meta, model, roofs
+from traces import GPU, MS, START_NS, Timeline, meta, model, roofs
 
 from phaseprof.analyzers.as_json import to_json
 from phaseprof.analyzers.breakdown import Breakdown, breakdown
 from phaseprof.analyzers.busy import split_time
 from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures, TensorCores
+from phaseprof.analyzers.remedies import Circumstances, lever
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Bound, Report
 from phaseprof.phases import Phase
@@ -23,6 +24,12 @@ GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas"
 PLAIN = "ampere_sgemm_32x128_tn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, int>(int)"
 TEMPLATE = "triton_tem_fused_mm_5"
+NORM = "void vllm::rms_norm_kernel<c10::BFloat16, 8, 2>(c10::BFloat16*)"
+CAT = (
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u> >(int)"
+)
+UNPACK = "void kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>(float*)"
+ATTENTION = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4> >(flash::Flash_fwd_params)"
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 COPY = "Memcpy DtoD (Device -> Device)"
 
@@ -368,6 +375,46 @@ def test_operators_of_a_cpu_have_classes_and_no_tensor_cores() -> None:
     assert [each.kernel_class for each in figures.classes] == ["gemm", "elementwise", "view"]
     assert figures.tensor_core_share is None
     assert figures.launch_delay_ms is None
+
+
+def recorded(*kernels: tuple[str, float, float], **columns: Any) -> KernelFigures:
+    device = Device()
+    row = device.add("decode")
+    for name, begin, end in kernels:
+        device.kernel(name, row["start_ns"], begin, end, pass_id=row["pass_id"], **columns)
+    return device.figures()
+
+
+@pytest.mark.parametrize(
+    ("bound", "kernels", "name"),
+    [
+        (Bound.LATENCY, ((ADD, 0, 3), (NORM, 3, 6), (GEMM, 6, 8)), "fused kernels"),
+        (Bound.LATENCY, ((UNPACK, 0, 6), (GEMM, 6, 8)), "matmuls that take packed weights"),
+        (Bound.LATENCY, ((CAT, 0, 6), (GEMM, 6, 8)), "fewer copies"),
+        (Bound.LATENCY, ((ATTENTION, 0, 6), (GEMM, 6, 8)), "another attention kernel"),
+        (Bound.LATENCY, ((PLAIN, 0, 6), (GEMM, 6, 8)), "tensor cores"),
+        # Whether the template uses them, its name does not tell.
+        (Bound.LATENCY, ((PLAIN, 0, 6), (TEMPLATE, 6, 8)), "better kernels"),
+        (Bound.LATENCY, ((GEMM, 0, 6), (ADD, 6, 8)), "better kernels"),
+        (Bound.OVERHEAD, ((GEMM, 0, 1), (ADD, 2, 3)), "fewer launches"),
+        (Bound.COMMUNICATION, ((REDUCE, 0, 8),), "less exposed communication"),
+    ],
+)
+def test_the_lever_follows_what_the_kernels_do(
+    bound: Bound, kernels: tuple[tuple[str, float, float], ...], name: str
+) -> None:
+    known = Circumstances(device_kind="cuda", kernels=recorded(*kernels))
+    found = lever(bound, Phase.DECODE, known)
+    assert found is not None
+    assert found.name == name
+
+
+def test_graphs_are_no_lever_where_they_launch_the_kernels_already() -> None:
+    kernels = recorded((GEMM, 0, 1), (ADD, 2, 3), launched_ns=START_NS)
+    found = lever(Bound.OVERHEAD, Phase.DECODE, Circumstances(device_kind="cuda", kernels=kernels))
+    assert found is not None
+    assert found.name == "less work on the host"
+    assert "100 % of the kernels" in found.how
 
 
 def test_the_json_form_has_plain_values() -> None:
