@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers.columns import column, int_column, named, names, nearest_ranks, scalar
+from phaseprof.analyzers.columns import column, int_column, named, names, scalar
 from phaseprof.analyzers.device_time import BETWEEN, IDLE, Stretch, Timeline, placed
 from phaseprof.analyzers.passes import Primary, phase_named
 from phaseprof.analyzers.weights import Window
@@ -25,7 +25,7 @@ from phaseprof.trace.meta import Device, ProcessMeta
 _BEFORE_NS = 1_000_000_000
 #: Windows further apart than this are looked at apart.
 _HOLE_NS = 10_000_000_000
-#: Short and long passes of a phase are told apart where the 90th percentile of their time is this multiple of the 10th.
+#: Short and long passes of a phase are told apart where the mean time of the long ones is this multiple of the others'.
 _UNLIKE = 1.2
 #: Fewer passes of a phase are not told apart.
 _FEW = 10
@@ -227,15 +227,33 @@ def _labels(
         if each is Phase.OTHER or each not in seen:
             continue
         spans = column(counted.filter(named(phase, each.value)), "span_ns")
-        low, middle, high = nearest_ranks(spans, 0.10, 0.50, 0.90)
-        parts = 2 if len(spans) >= _FEW and high > _UNLIKE * low else 1
+        cut = _cut(spans)
+        parts = 1 if cut is None else 2
         label_of[each] = len(groups)
-        cuts[each] = round(middle)
+        cuts[each] = cut or 0
         groups.append(tuple(range(fine, fine + parts)))
         fine += parts
     label_of[Phase.OTHER] = len(groups)
     groups.append((fine,))
     return label_of, tuple(groups), cuts
+
+
+def _cut(spans: pa.Array) -> int | None:
+    """The time from which on passes are long ones, which then take about half of the time of all; None where passes are
+    alike, or too few."""
+    if len(spans) < _FEW:
+        return None
+    ascending = spans.take(pc.sort_indices(spans))
+    sums = pc.cumulative_sum(ascending)
+    whole = sums[-1].as_py()
+    below = pc.sum(pc.less(sums, scalar(whole // 2, pa.int64()))).as_py()
+    cut = int(ascending[below].as_py())
+    short = int(pc.sum(pc.less(ascending, scalar(cut, pa.int64()))).as_py())
+    if not short:
+        return None
+    mean = sums[short - 1].as_py() / short
+    long = (whole - sums[short - 1].as_py()) / (len(spans) - short)
+    return cut if long > _UNLIKE * mean else None
 
 
 def _placed(rows: pa.Table) -> Iterable[tuple[int, int, Phase, bool, bool]]:

@@ -46,6 +46,10 @@ _AS_GOOD = 9.0
 _OPEN = (0.5, 0.5)
 #: Share of a value's information that may be an artefact of jitter.
 _MOST_JITTER = 0.35
+#: Short and long passes are solved apart where that moves a mean by more, in spans.
+_ALIKE = 0.003
+#: What is left inside each of two kinds of passes of the way that telling them apart has moved the mean.
+_LEFT_UNLIKE = 0.25
 _Z95 = 1.959964
 
 
@@ -132,18 +136,32 @@ def unmix(
     present = [label for label, column in enumerate(weights.coarse(0)) if sum(column) > 1e-3]
     if not present:
         return {}
-    found = dict(_Equations(weights, y, scale, present, free_idle=True).solve(offsets_ns))
     busy = [label for label in present if label != IDLE]
-    if busy and len(busy) < len(present):
+    found: dict[int, Solved] = {}
+
+    def keep_narrower(*, fine: bool) -> None:
         # Of idle time a single pause may tell, or nothing at all: then what is expected of it says more. Either
         # interval holds, so the narrower one is taken.
-        expected = dict(_Equations(weights, y, scale, busy, free_idle=False).solve(offsets_ns))
-        found |= {k: each for k, each in expected.items() if each.error < found[k].error}
+        for labels in (present, busy) if 0 < len(busy) < len(present) else (present,):
+            for label, each in _Equations(weights, y, scale, labels, fine=fine).solve(offsets_ns):
+                if label not in found or each.error < found[label].error:
+                    found[label] = each
+
+    keep_narrower(fine=False)
+    if any(each.parts.unlike > _ALIKE for each in found.values()):
+        keep_narrower(fine=True)
     return found
 
 
 class _Fit(NamedTuple):
-    """Least squares with the priors, for one offset."""
+    """Least squares with the priors, for one offset.
+
+    Attributes:
+        y: Values of the windows. columns: Shares of the unknowns in them.
+        matrix, right: The normal equations. inverse: Of the matrix.
+        values: The unknowns. residual: Sum of the squares that are left.
+        mixes: A row a label: how its value is made of the unknowns.
+    """
 
     y: list[float]
     columns: list[list[float]]
@@ -152,6 +170,12 @@ class _Fit(NamedTuple):
     inverse: Matrix
     values: Vector
     residual: float
+    mixes: Matrix
+
+    @property
+    def labels(self) -> Vector:
+        """The values of the labels."""
+        return times(self.mixes, self.values)
 
 
 class _Equations:
@@ -159,55 +183,60 @@ class _Equations:
 
     Args:
         weights: Of the windows. y: Values, in spans. scale: Of the counter.
-        present: The labels that are solved for.
-        free_idle: Idle time is one of them; else it has the value that is expected of it.
+        labels: The coarse labels that are solved for. Where idle time is none of them, it has the value that is
+            expected of it.
+        fine: Short and long passes of a phase are unknowns of their own, of which its value is the mean.
     """
 
     def __init__(
-        self,
-        weights: Weights,
-        y: list[float],
-        scale: Scale,
-        present: list[int],
-        *,
-        free_idle: bool,
+        self, weights: Weights, y: list[float], scale: Scale, labels: list[int], *, fine: bool
     ) -> None:
         self._weights = weights
         self._y = y
         self._scale = scale
-        self._labels = present
-        self._free_idle = free_idle
+        self._labels = labels
+        self._fine = fine
+        self._free_idle = IDLE in labels
+        self._unknowns = [(label, part) for label in labels for part in self._parts_of(label)]
         self._variance = _FIRST_NOISE**2
-        freedom = max(len(y) - len(present), 1)
+        freedom = max(len(y) - len(self._unknowns), 1)
         self._variance = max(self._fit(0).residual / freedom, _LEAST_NOISE**2)
+
+    def _parts_of(self, label: int) -> list[int | None]:
+        """The fine labels whose values are unknowns; None stands for the coarse label."""
+        group = self._weights.groups[label]
+        columns = self._weights.fine(0)
+        parts: list[int | None] = [part for part in group if sum(columns[part]) > 0]
+        return parts if self._fine and len(parts) > 1 else [None]
 
     def solve(self, offsets_ns: Sequence[int]) -> Iterator[tuple[int, Solved]]:
         fits = {offset: self._fit(offset) for offset in offsets_ns}
         best = min(fits, key=lambda offset: (fits[offset].residual, abs(offset)))
         fit = fits[best]
+        values, inside = fit.labels, times(fit.mixes, self._inside(fit))
         noise, blocks = _jackknife(fit)
         of_offset = _of_offset(fits, best)
         of_jitter = self._of_jitter(fit, best)
-        inside = self._inside(fit)
         for i, label in enumerate(self._labels):
             errors = Errors(
                 noise=t95(blocks[i] - 1) * noise[i],
                 open=_Z95 * self._left_open(fit, i, best),
                 offset=of_offset[i],
                 jitter=of_jitter[i],
-                unlike=self._unlike(label, fit.values[i], best),
-                moved=abs(inside[i] - fit.values[i]),
+                unlike=self._unlike(label, values[i], best),
+                moved=abs(inside[i] - values[i]),
             )
-            yield label, self._solved(fit, i, inside[i], errors, blocks[i])
+            yield label, self._solved(fit, i, best, inside[i], errors, blocks[i])
 
-    def _solved(self, fit: _Fit, i: int, value: float, errors: Errors, blocks: float) -> Solved:
-        column = fit.columns[i]
-        influence = [
-            sum(map(mul, fit.inverse[i], shares)) for shares in zip(*fit.columns, strict=True)
-        ]
+    def _solved(
+        self, fit: _Fit, i: int, offset_ns: int, value: float, errors: Errors, blocks: float
+    ) -> Solved:
+        column = self._weights.coarse(offset_ns)[self._labels[i]]
+        spread = times(fit.inverse, fit.mixes[i])
+        influence = [sum(map(mul, spread, shares)) for shares in zip(*fit.columns, strict=True)]
         pure = sum(h * h for h, share in zip(influence, column, strict=True) if share >= _PURE)
         lengths = [end - start for start, end in self._weights.windows]
-        presence = sum(map(mul, column, column))
+        presence = sum(map(mul, column, column)) * sum(map(mul, spread, fit.mixes[i]))
         return Solved(
             value=value * self._scale.span,
             error=errors.whole * self._scale.span,
@@ -216,7 +245,7 @@ class _Equations:
             seconds=sum(map(mul, column, lengths)) / 1e9,
             blocks=blocks,
             direct=2 * pure > sum(map(mul, influence, influence)),
-            apart=1 / (fit.inverse[i][i] * presence) if presence else 0.0,
+            apart=1 / presence if presence else 0.0,
             residual=math.sqrt(fit.residual / max(len(fit.y) - len(fit.values), 1)),
         )
 
@@ -226,17 +255,17 @@ class _Equations:
         return self._scale.idle if label == IDLE else _OPEN
 
     def _fit(self, offset_ns: int) -> _Fit:
-        coarse = self._weights.coarse(offset_ns)
-        return self._fit_columns(offset_ns, [coarse[k] for k in self._labels], self._labels)
+        return self._fit_unknowns(offset_ns, self._labels, self._unknowns)
 
-    def _fit_columns(
-        self, offset_ns: int, columns: list[list[float]], labels: Sequence[int]
+    def _fit_unknowns(
+        self, offset_ns: int, labels: Sequence[int], unknowns: Sequence[tuple[int, int | None]]
     ) -> _Fit:
+        coarse, fine = self._weights.coarse(offset_ns), self._weights.fine(offset_ns)
+        columns = [coarse[label] if part is None else fine[part] for label, part in unknowns]
         y = self._y
         if not self._free_idle:
-            idle = self._weights.coarse(offset_ns)[IDLE]
             mean = self._scale.idle[0]
-            y = [value - share * mean for value, share in zip(y, idle, strict=True)]
+            y = [value - share * mean for value, share in zip(y, coarse[IDLE], strict=True)]
         n = len(columns)
         plain = [[0.0] * n for _ in range(n)]
         for i in range(n):
@@ -244,7 +273,7 @@ class _Equations:
                 plain[i][j] = plain[j][i] = sum(map(mul, columns[i], columns[j]))
         plain_right = [sum(map(mul, column, y)) for column in columns]
         matrix, right = [list(row) for row in plain], list(plain_right)
-        for i, label in enumerate(labels):
+        for i, (label, _) in enumerate(unknowns):
             mean, deviation = self._prior(label)
             matrix[i][i] += self._variance / deviation**2
             right[i] += self._variance / deviation**2 * mean
@@ -255,10 +284,16 @@ class _Equations:
             - 2 * sum(map(mul, x, plain_right))
             + sum(map(mul, x, times(plain, x)))
         )
-        return _Fit(y, columns, matrix, right, inverted, x, max(residual, 0.0))
+        sums = [sum(column) for column in columns]
+        mixes = []
+        for label in labels:
+            mine = [sums[i] if of == label else 0.0 for i, (of, _) in enumerate(unknowns)]
+            whole = sum(mine)
+            mixes.append([share / whole if whole else 0.0 for share in mine])
+        return _Fit(y, columns, matrix, right, inverted, x, max(residual, 0.0), mixes)
 
     def _inside(self, fit: _Fit) -> Vector:
-        """The values between the bounds that fit best."""
+        """The unknowns between the bounds that fit best."""
         n, greatest = len(fit.values), self._scale.greatest / self._scale.span
         if all(0 <= value <= greatest for value in fit.values):
             return fit.values
@@ -266,14 +301,15 @@ class _Equations:
 
     def _left_open(self, fit: _Fit, i: int, offset_ns: int) -> float:
         """What a value would change if what is expected were off by its standard deviation."""
-        row = fit.inverse[i]
+        spread = times(fit.inverse, fit.mixes[i])
         parts = [
-            row[j] * self._variance / self._prior(label)[1] for j, label in enumerate(self._labels)
+            each * self._variance / self._prior(label)[1]
+            for each, (label, _) in zip(spread, self._unknowns, strict=True)
         ]
         if not self._free_idle:
             idle = self._weights.coarse(offset_ns)[IDLE]
             shared = [sum(map(mul, column, idle)) for column in fit.columns]
-            parts.append(sum(map(mul, row, shared)) * self._scale.idle[1])
+            parts.append(sum(map(mul, spread, shared)) * self._scale.idle[1])
         size: float = math.hypot(*parts)
         return size
 
@@ -288,35 +324,46 @@ class _Equations:
         jitter_ns = self._weights.jitter_ns
         for w, (length_ns, *edges) in enumerate(self._weights.edges(offset_ns)):
             variance = (jitter_ns / length_ns) ** 2
-            for shares in edges:
-                apart = [shares[k] - fit.columns[i][w] for i, k in enumerate(self._labels)]
+            for coarse, fine in edges:
+                apart = [
+                    (coarse[label] if part is None else fine[part]) - fit.columns[i][w]
+                    for i, (label, part) in enumerate(self._unknowns)
+                ]
                 for i in range(n):
                     for j in range(n):
                         false[i][j] += variance * apart[i] * apart[j]
         try:
             true = inverse(_minus(fit.matrix, false))
         except Singular:
-            return [math.inf] * n
-        pulled = times(true, times(false, fit.values))
-        return [
-            math.inf
-            if sum(fit.inverse[i][j] * false[j][i] for j in range(n)) > _MOST_JITTER
-            else abs(pulled[i])
-            for i in range(n)
-        ]
+            return [math.inf] * len(fit.mixes)
+        pulled = times(fit.mixes, times(true, times(false, fit.values)))
+        found = []
+        for mix, size in zip(fit.mixes, pulled, strict=True):
+            # The largest part of what is known of any unknown of the label that may be an artefact.
+            artefact = max(
+                sum(fit.inverse[i][j] * false[j][i] for j in range(n)) if share else 0.0
+                for i, share in enumerate(mix)
+            )
+            found.append(math.inf if artefact > _MOST_JITTER else abs(size))
+        return found
 
     def _unlike(self, label: int, value: float, offset_ns: int) -> float:
-        """How far the mean of a phase moves when its short and its long passes are solved apart."""
-        fine, coarse = self._weights.fine(offset_ns), self._weights.coarse(offset_ns)
-        parts = [k for k in self._weights.groups[label] if sum(fine[k]) > 0]
+        """How far the mean of a phase moves when its short and its long passes are solved apart, or, where they are, a
+        part of how far it has moved: what is left of it inside of each kind."""
+        parts: list[int | None] = [
+            part
+            for part in self._weights.groups[label]
+            if sum(self._weights.fine(offset_ns)[part]) > 0
+        ]
         if len(parts) < 2:
             return 0.0
-        others = [k for k in self._labels if k != label]
-        columns = [*(coarse[k] for k in others), *(fine[k] for k in parts)]
-        fit = self._fit_columns(offset_ns, columns, [*others, *[label] * len(parts)])
-        sums = [sum(fine[k]) for k in parts]
-        apart: float = abs(sum(map(mul, sums, fit.values[len(others) :])) / sum(sums) - value)
-        return apart
+        other = [None] if self._fine else parts
+        unknowns = [
+            *((k, None) for k in self._labels if k != label),
+            *((label, part) for part in other),
+        ]
+        moved = abs(self._fit_unknowns(offset_ns, [label], unknowns).labels[0] - value)
+        return moved * _LEFT_UNLIKE if self._fine else moved
 
 
 def _of_offset(fits: Mapping[int, _Fit], best: int) -> list[float]:
@@ -324,25 +371,26 @@ def _of_offset(fits: Mapping[int, _Fit], best: int) -> list[float]:
     chosen = fits[best]
     count = max(len(chosen.y), 1)
     limit = max(chosen.residual, count * _LEAST_NOISE**2) * math.exp(_AS_GOOD / count)
-    believed = [fit for fit in fits.values() if fit.residual <= limit]
+    believed = [fit.labels for fit in fits.values() if fit.residual <= limit]
     offsets = sorted(fits)
     place = offsets.index(best)
-    beside = [fits[offset] for offset in offsets[max(place - 1, 0) : place + 2]]
+    beside = [fits[offset].labels for offset in offsets[max(place - 1, 0) : place + 2]]
     return [
         max(
-            *(abs(fit.values[i] - value) for fit in (chosen, *believed)),
-            *(abs(fit.values[i] - value) / 2 for fit in beside),
+            *(abs(labels[i] - value) for labels in (chosen.labels, *believed)),
+            *(abs(labels[i] - value) / 2 for labels in beside),
         )
-        for i, value in enumerate(chosen.values)
+        for i, value in enumerate(chosen.labels)
     ]
 
 
 def _jackknife(fit: _Fit) -> tuple[list[float], list[float]]:
-    """The standard error of each value by leaving out blocks of windows in turn (Efron and Stein, 1981), and on how
-    many blocks of equal weight it effectively rests."""
-    count, n = len(fit.y), len(fit.values)
+    """The standard error of each label's value by leaving out blocks of windows in turn (Efron and Stein, 1981), and on
+    how many blocks of equal weight it effectively rests."""
+    count = len(fit.y)
     blocks = max(min(_BLOCKS, count // 4), min(count, 8), 1)
     cuts = [count * block // blocks for block in range(blocks + 1)]
+    spreads = [times(fit.inverse, mix) for mix in fit.mixes]
     without: list[Vector] = []
     weights: list[Vector] = []
     for begin, end in pairwise(cuts):
@@ -350,16 +398,17 @@ def _jackknife(fit: _Fit) -> tuple[list[float], list[float]]:
         inner = [[sum(map(mul, a, b)) for b in columns] for a in columns]
         right = [r - sum(map(mul, a, y)) for a, r in zip(columns, fit.right, strict=True)]
         try:
-            without.append(times(inverse(_minus(fit.matrix, inner)), right))
+            values = times(inverse(_minus(fit.matrix, inner)), right)
+            without.append(times(fit.mixes, values))
         except Singular:
-            without.append([math.inf] * n)
+            without.append([math.inf] * len(spreads))
         # The block's part of the variance that equal noise would give the value.
-        weights.append([sum(map(mul, row, times(inner, row))) for row in fit.inverse])
+        weights.append([sum(map(mul, spread, times(inner, spread))) for spread in spreads])
     errors, effective = [], []
-    for i in range(n):
-        values = [each[i] for each in without]
-        mean = sum(values) / blocks
-        squares = sum((value - mean) ** 2 for value in values) if math.isfinite(mean) else math.inf
+    for i in range(len(spreads)):
+        found = [each[i] for each in without]
+        mean = sum(found) / blocks
+        squares = sum((value - mean) ** 2 for value in found) if math.isfinite(mean) else math.inf
         errors.append(math.sqrt(squares * (blocks - 1) / blocks))
         parts = [max(each[i], 0.0) for each in weights]
         of_squares = sum(part * part for part in parts)

@@ -19,6 +19,10 @@ class Window(NamedTuple):
     end_ns: int
 
 
+#: Shares of the coarse labels, and of the fine ones.
+Shares = tuple[list[float], list[float]]
+
+
 class Weights:
     """The shares of labels in windows. Those of an offset are worked out once, for all counters of the windows.
 
@@ -67,12 +71,12 @@ class Weights:
             ]
         return self._coarse[offset_ns]
 
-    def edges(self, offset_ns: int) -> Iterator[tuple[float, list[float], list[float]]]:
-        """The length of each window in ns, and the shares of the coarse labels around its begin and around its end."""
+    def edges(self, offset_ns: int) -> Iterator[tuple[float, Shares, Shares]]:
+        """The length of each window in ns, and the shares around its begin and around its end, coarse and fine."""
         for start, end in self.windows:
             yield end - start, self._around(start - offset_ns), self._around(end - offset_ns)
 
-    def _around(self, at_ns: float) -> list[float]:
+    def _around(self, at_ns: float) -> Shares:
         reach = 2 * self.jitter_ns
-        shares = self.timeline.shares(at_ns - reach, at_ns + reach)
-        return [sum(shares[k] for k in group) for group in self.groups]
+        fine = self.timeline.shares(at_ns - reach, at_ns + reach)
+        return [sum(fine[k] for k in group) for group in self.groups], fine
