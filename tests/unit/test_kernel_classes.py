@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -342,6 +343,12 @@ def test_every_rule_says_where_it_was_seen() -> None:
     assert all(rule.seen.strip() for rule in rules)
     # A pattern that matches nothing at all, or everything, is a slip of the pen.
     assert [rule.pattern.pattern for rule in rules if rule.pattern.search("")] == []
+
+
+def test_the_docs_list_every_class() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(KernelClass)
 
 
 def test_a_copy_of_the_driver_is_told_from_a_kernel_that_copies() -> None:
