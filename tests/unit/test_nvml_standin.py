@@ -8,6 +8,8 @@ import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,26 @@ def test_faults_come_when_they_are_due(tmp_path: Path) -> None:
             pynvml.nvmlDeviceGetName(first)
         codes = [(call.device, call.code) for call in nvml.calls("nvmlDeviceGetPowerUsage")]
         assert codes == [("0:-1", 0), ("0:-1", 15), ("0:-1", 0), ("0:-1", 0)] + [("1:-1", 3)] * 2
+
+
+def test_a_call_hangs_as_long_as_a_file_is_there(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    script = f"{SCRIPT}\nsleep nvmlDeviceGetCount_v2 while={hold} from=2"
+    counts: list[int] = []
+    with standin(script, tmp_path) as nvml:
+        pynvml.nvmlInit()
+        assert pynvml.nvmlDeviceGetCount() == 2
+        thread = threading.Thread(target=lambda: counts.append(pynvml.nvmlDeviceGetCount()))
+        thread.start()
+        while len(nvml.calls("nvmlDeviceGetCount_v2")) < 2:
+            time.sleep(0.001)
+        # Others are answered meanwhile.
+        pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert counts == []
+        hold.unlink()
+        thread.join()
+        assert counts == [2]
 
 
 def test_mig_instances(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ In a subprocess: ``subprocess.run(..., env=environment(SCRIPT, tmp_path))``.
                                     # (script time), device=0 or 0:1, item=186
     value FUNCTION set=4294967295   # what it puts in place of its value, in the units of NVML; with the same conditions
     sleep FUNCTION lasting=2s       # a call that takes so long; with the same conditions
+    sleep FUNCTION while=PATH       # a call that hangs as long as there is such a file
     noise 0.03                      # GPM: normal noise on shares, standard deviation; `seed N`
     refresh 100ms                   # GPM: counters are read only so often; energy_period 100ms: so is the energy
     power_window 1s                 # what `nvmlDeviceGetPowerUsage` and the field POWER_AVERAGE average over

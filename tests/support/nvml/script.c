@@ -24,6 +24,7 @@ typedef struct {
     int64_t after_ns, until_ns, sleep_ns;
     int code;
     double value;
+    char held[512]; /* it sleeps as long as there is such a file */
 } rule;
 
 target devices[MAX_DEVICES];
@@ -57,9 +58,18 @@ EXPORT int64_t standin_origin_ns(void) { return origin_ns; }
 
 int64_t now_ns(void) { return standin_clock_ns() - origin_ns; }
 
-static void rest(int64_t duration_ns) {
-    struct timespec left = {duration_ns / 1000000000LL, duration_ns % 1000000000LL};
-    while (nanosleep(&left, &left) && errno == EINTR) continue;
+typedef struct {
+    int64_t duration_ns;
+    char held[512];
+} pause_of;
+
+static void rest(const pause_of *wanted) {
+    struct timespec left = {wanted->duration_ns / 1000000000LL, wanted->duration_ns % 1000000000LL};
+    while (wanted->duration_ns && nanosleep(&left, &left) && errno == EINTR) continue;
+    while (wanted->held[0] && !access(wanted->held, F_OK)) {
+        struct timespec moment = {0, 2000000};
+        nanosleep(&moment, NULL);
+    }
 }
 
 /* Reading the script */
@@ -210,6 +220,7 @@ static int read_rule(enum kind kind, const char *function, char **word, int coun
         if (!strcmp(key, "code")) new->code = strtol(value, NULL, 10);
         else if (!strcmp(key, "set")) new->value = strtod(value, NULL);
         else if (!strcmp(key, "lasting")) new->sleep_ns = duration(value);
+        else if (!strcmp(key, "while")) copy(new->held, sizeof(new->held), value);
         else if (!strcmp(key, "item")) new->item = strtol(value, NULL, 10);
         else if (!strcmp(key, "from")) new->from = strtol(value, NULL, 10);
         else if (!strcmp(key, "count")) new->count = strtol(value, NULL, 10);
@@ -349,34 +360,36 @@ static void note(const char *function, const target *on, long item, int code) {
     close(file);
 }
 
-static int judge(const char *function, const target *on, long item, int exact_item, int64_t *sleep_ns) {
+static int judge(const char *function, const target *on, long item, int exact_item, pause_of *sleep) {
     int code = SUCCESS;
     for (int i = 0; i < rule_count; i++) {
         if (rules[i].kind == VALUE || !applies(&rules[i], function, on, item, exact_item)) continue;
-        if (rules[i].kind == SLEEP) *sleep_ns += rules[i].sleep_ns;
-        else if (code == SUCCESS) code = rules[i].code;
+        if (rules[i].kind == SLEEP) {
+            sleep->duration_ns += rules[i].sleep_ns;
+            if (rules[i].held[0]) copy(sleep->held, sizeof(sleep->held), rules[i].held);
+        } else if (code == SUCCESS) code = rules[i].code;
     }
     return code;
 }
 
 int enter(const char *function, const target *on, long item) {
-    int64_t sleep_ns = 0;
+    pause_of sleep = {0};
     pthread_mutex_lock(&mutex);
     int code = references && owner == getpid() ? SUCCESS : UNINITIALIZED;
-    if (code == SUCCESS) code = judge(function, on, item, 0, &sleep_ns);
+    if (code == SUCCESS) code = judge(function, on, item, 0, &sleep);
     note(function, on, item, code);
     pthread_mutex_unlock(&mutex);
-    if (sleep_ns) rest(sleep_ns);
+    rest(&sleep);
     return code;
 }
 
 int item_code(const char *function, const target *on, long item) {
-    int64_t sleep_ns = 0;
+    pause_of sleep = {0};
     pthread_mutex_lock(&mutex);
-    int code = judge(function, on, item, 1, &sleep_ns);
+    int code = judge(function, on, item, 1, &sleep);
     note(function, on, item, code);
     pthread_mutex_unlock(&mutex);
-    if (sleep_ns) rest(sleep_ns);
+    rest(&sleep);
     return code;
 }
 
@@ -389,7 +402,7 @@ double scripted(const char *function, const target *on, long item, double value)
 }
 
 int opens(void) {
-    int64_t sleep_ns = 0;
+    pause_of sleep = {0};
     const char *path = getenv("NVML_STANDIN_SCRIPT");
     pthread_mutex_lock(&mutex);
     int code = path ? SUCCESS : DRIVER_NOT_LOADED;
@@ -397,12 +410,12 @@ int opens(void) {
     if (owner != getpid()) references = 0;
     if (code == SUCCESS && !references && strcmp(loaded, path)) code = load(path);
     if (code == SUCCESS) {
-        code = judge("nvmlInit", NULL, NO_ITEM, 0, &sleep_ns);
+        code = judge("nvmlInit", NULL, NO_ITEM, 0, &sleep);
         note("nvmlInit", NULL, NO_ITEM, code);
     }
     if (code == SUCCESS) references++, owner = getpid();
     pthread_mutex_unlock(&mutex);
-    if (sleep_ns) rest(sleep_ns);
+    rest(&sleep);
     return code;
 }
 

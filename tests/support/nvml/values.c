@@ -240,7 +240,7 @@ EXPORT int nvmlDeviceGetEccMode(void *handle, unsigned *current, unsigned *pendi
 
 EXPORT int nvmlDeviceGetPersistenceMode(void *handle, unsigned *mode) {
     WHOLE(handle, NO_ITEM);
-    *mode = 1;
+    *mode = whole32(SHOW(NO_ITEM, 1));
     return SUCCESS;
 }
 
