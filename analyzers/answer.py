@@ -94,8 +94,8 @@ def _verdict(figures: PhaseFigures, basis: Basis) -> str:
     name = figures.phase.value.capitalize()
     verdict = figures.verdict
     if verdict.ruling:
-        text = f"{name} takes {_takes(figures, article=True)} and is {figures.bound}-bound: {verdict.ruling}."
-        return " ".join(filter(None, [text, verdict.excess]))
+        text = f"{name} takes {_takes(figures, article=True)} and is {figures.bound}-bound."
+        return " ".join(filter(None, [text, sentence(verdict.ruling), verdict.excess]))
     tell = {
         Bound.COMPUTE: _compute,
         Bound.BANDWIDTH: _bandwidth,

@@ -13,13 +13,10 @@ Hardware counters are heard afterwards, as a second witness (`phaseprof.analyzer
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.case import Case
-from phaseprof.analyzers.counter_results import DeviceState
 from phaseprof.analyzers.doubts import doubt_passes, doubt_roofs, doubt_threshold, explain_excess
 from phaseprof.analyzers.hearing import hear
 from phaseprof.analyzers.remedies import Circumstances, lever, wider_dtype_hint
@@ -27,7 +24,6 @@ from phaseprof.analyzers.results import (
     Bound,
     Confidence,
     Lever,
-    PhaseFigures,
     Provenance,
     Roof,
     Verdict,
@@ -45,7 +41,7 @@ from phaseprof.analyzers.wording import (
     work,
 )
 from phaseprof.phases import Phase
-from phaseprof.trace.meta import Ceilings, Device
+from phaseprof.trace.meta import Ceilings
 
 _NOTHING_KNOWN = Circumstances()
 
@@ -128,33 +124,6 @@ class Question:
             circumstances=self.circumstances,
             witness=witness,
         )
-
-
-def heard(phases: Mapping[str, PhaseFigures], state: DeviceState | None) -> dict[str, PhaseFigures]:
-    """The phases with their counters heard as second witness of each verdict.
-
-    Args:
-        phases: Figures with their counters beside them.
-        state: Of the device that they ran on.
-    """
-    return {
-        name: replace(figures, verdict=figures.question.answer(Witness(figures.counters, state)))
-        if figures.question is not None and figures.counters is not None
-        else figures
-        for name, figures in phases.items()
-    }
-
-
-def state_for(states: Sequence[DeviceState], device: Device | None) -> DeviceState | None:
-    """The state that a model's phases are judged by: of several devices that of the slowest, which sets the pace."""
-    own = [state for state in states if device is not None and state.uuid == device.uuid]
-    if len(states) <= 1 or not own:
-        return next(iter(own or states), None)
-
-    def clock(state: DeviceState) -> float:
-        return math.inf if state.sm_clock_hz is None else state.sm_clock_hz.median
-
-    return min(states, key=clock)
 
 
 def _why_no_roofline(case: Case) -> str:

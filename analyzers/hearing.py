@@ -277,19 +277,20 @@ class _Rules:
             return None
         return Finding(
             Outcome.LOW_CLOCK,
-            f"{text}, which is the larger part of the time",
+            f"{text}, which is the larger part of it",
             bound=Bound.COMPUTE,
             cap=Confidence.MEDIUM,
+            lever=_CLOCK,
         )
 
     def _low_clock(self) -> tuple[str, float]:
-        """In words, and the compute roof's share of the time at the clock that the device had; empty if it had no lower
-        one than the peak."""
+        """In words, and the share of the time that the nearer roof takes at the clock that the device had, if that is
+        the compute roof. Empty if the clock was no lower than that of the peak."""
         ratio, compared = self.seen.clock_ratio, self._clocks()
         if ratio is None or ratio >= thresholds.LOW_CLOCK.value:
             return "", 0.0
         text = f"{compared[0]}, below {compared[1]}"
-        if self.claim.roofs is None:
+        if self.claim.roofs is None or self.claim.roofs.nearest is not Roof.COMPUTE:
             return text, 0.0
         share = self.claim.roofs.compute_s / self.claim.time_s
         real = share / ratio
@@ -342,6 +343,11 @@ _WASTED_FLOPS = Lever(
     "less padding",
     "the tensor cores multiply more than the work needs: batch prompts of like length or pack them, and see that the "
     "matmuls run in the dtype that is meant",
+)
+
+_CLOCK = Lever(
+    "a higher clock",
+    "see what holds it down (`nvidia-smi -q -d PERFORMANCE`): a power limit, heat, or clocks that were locked",
 )
 
 

@@ -8,7 +8,6 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from phaseprof.analyzers.answer import Findings, answer
-from phaseprof.analyzers.bound import heard, state_for
 from phaseprof.analyzers.breakdown import breakdown
 from phaseprof.analyzers.columns import column, counts, named, names, total
 from phaseprof.analyzers.counters import Counters, analyze_counters
@@ -21,6 +20,7 @@ from phaseprof.analyzers.requests import RequestAnalysis, analyze_requests
 from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report, RunFacts
 from phaseprof.analyzers.served import analyze_serving
 from phaseprof.analyzers.serving import Objective
+from phaseprof.analyzers.testimony import Testimony
 from phaseprof.analyzers.wording import count, duration, joined, percent, sentence
 from phaseprof.errors import EmptyRunError, NotMeasured
 from phaseprof.trace.meta import Ceilings, Device, ModelMeta, ProcessMeta
@@ -53,12 +53,14 @@ def build_report(
     sorted_passes = sort_passes(counted.passes, primary, basis.ceilings)
     kernels = breakdown(sorted_passes.profiled, counted.kernels, basis.device_kind)
     phases, by_batch = phase_figures(sorted_passes, counted.kernels, basis, kernels)
+    unheard: tuple[NotMeasured, ...] = ()
     counters = analyze_counters(trace, primary, phases, by_batch, len(groups))
     if counters is not None:
         phases, by_batch = counters.beside(phases, by_batch)
-        state = state_for(counters.devices, device)
-        phases = heard(phases, state)
-        by_batch = {batch: heard(figures, state) for batch, figures in by_batch.items()}
+        testimony = Testimony.of(counters.devices, device, model)
+        phases = testimony.heard(phases)
+        by_batch = {batch: testimony.heard(figures) for batch, figures in by_batch.items()}
+        unheard = tuple(testimony.lacking())
     unattributed = None if kernels is None else kernels.unattributed
     incomplete = sum(not meta.complete for meta in trace.metas)
     requests = analyze_requests(
@@ -85,7 +87,12 @@ def build_report(
         damage=trace.damage,
         not_measured=tuple(
             _not_measured(
-                trace, basis, phases, requests, ranks, [*served.lacking, *_launchless(unattributed)]
+                trace,
+                basis,
+                phases,
+                requests,
+                ranks,
+                [*served.lacking, *_launchless(unattributed), *unheard],
             )
         ),
         provenance=tuple(

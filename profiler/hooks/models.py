@@ -227,6 +227,7 @@ class ModelBook:
             attn_implementation=getattr(config, "_attn_implementation", None),
             cache_class=None,
             tensor_ranks=ranks,
+            devices=max(len(devices_of(model)), 1),
         )
         return SeenModel(
             model_id=model_id,

@@ -100,6 +100,7 @@ class ModelMeta:
         tensor_ranks: Ranks that hold a part of each of its layers and make every pass together, this one included;
             empty if its layers are whole.
         quantization: How the engine quantizes its weights; None where they are not, or where the weights tell.
+        devices: Devices of this process that its layers lie on; they work one after another.
     """
 
     model_id: str
@@ -112,6 +113,7 @@ class ModelMeta:
     cache_class: str | None
     tensor_ranks: tuple[int, ...] = ()
     quantization: str | None = None
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phaseprof.analyzers.bound import Question, classify, state_for
+from phaseprof.analyzers.bound import Question, classify
 from phaseprof.analyzers.counter_results import (
     CounterFigure,
     CounterState,
@@ -21,6 +21,7 @@ from phaseprof.analyzers.hearing import hear
 from phaseprof.analyzers.remedies import Circumstances
 from phaseprof.analyzers.results import Bound, Confidence, Provenance, Verdict
 from phaseprof.analyzers.roofline import roof_times
+from phaseprof.analyzers.testimony import state_for
 from phaseprof.analyzers.witness import Claim, Outcome, Witness
 from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings, Device
