@@ -341,4 +341,5 @@ def _provenance(
             of = " and ".join(
                 f"{source} ({count(windows, 'window')})" for source, windows in recorded.items()
             )
-            yield title, f"{of}, solved for the phases; ± is half of a 95 % interval"
+            interval = "; ± is half of a 95 % interval" if title == "counters" else ""
+            yield title, f"{of}, solved for the phases{interval}"

@@ -18,7 +18,7 @@ from phaseprof.analyzers.counter_results import (
 )
 from phaseprof.analyzers.results import PhaseFigures
 from phaseprof.cli.render import units
-from phaseprof.cli.render.layout import MARGIN, keyed, paragraph, plain
+from phaseprof.cli.render.layout import MARGIN, keyed, paragraph, plain, stack
 from phaseprof.cli.render.phase_table import ordered
 
 _GAP = 2
@@ -76,10 +76,10 @@ def counters_section(
 
 def lay_out(rows: Sequence[Row], devices: Sequence[DeviceState], width: int) -> list[Text]:
     """The table, its gaps with their reasons, and a few lines a device."""
-    lines = _table(rows, width) + _insufficient([row for row in rows if not row.nested], width)
+    below = _insufficient([row for row in rows if not row.nested], width)
     for state in devices:
-        lines += _device(state, len(devices) > 1, width)
-    return lines
+        below += _device(state, len(devices) > 1, width)
+    return stack([_table(rows, width), below])
 
 
 def _any(counters: PhaseCounters) -> bool:
