@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nvml_standin import Standin, standin
@@ -18,6 +20,9 @@ from phaseprof.errors import NotMeasured
 from phaseprof.metrics import Metric
 from phaseprof.records import Kernel, Sample
 from phaseprof.trace.meta import ClockPair, CollectorCost, Device
+
+# It ships no types.
+pynvml: Any = importlib.import_module("pynvml")
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -33,6 +38,14 @@ state decode sm=0.5 dram=0.9 power=450 sm_clock=1980 memory_clock=2619 temperatu
 run 0 prefill 2s
 run 0 decode 8s
 """
+
+
+#: Bindings before 12.565 know the older function alone.
+TEMPERATURE = [
+    name
+    for name in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+    if hasattr(pynvml, name)
+]
 
 
 class Simulated(Clock):
@@ -230,7 +243,7 @@ def test_counters_that_go_back_are_left_out_for_a_window(tmp_path: Path) -> None
             4.0,
             "nvmlDeviceGetCurrentClocksThrottleReasons",
         ),
-        (["nvmlDeviceGetTemperatureV"], Metric.TEMPERATURE, 61.0, "nvmlDeviceGetTemperature"),
+        (TEMPERATURE[:-1], Metric.TEMPERATURE, 61.0, TEMPERATURE[-1]),
         # The older structure counts the 600 MiB that the driver reserves.
         (
             ["nvmlDeviceGetMemoryInfo_v2"],
@@ -303,7 +316,7 @@ UNSUPPORTED = {
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetCurrentClocksThrottleReasons",
     ],
-    "the temperature": ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"],
+    "the temperature": TEMPERATURE,
     "the used memory": ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"],
     "the power": [
         "nvmlDeviceGetFieldValues item=186",
@@ -457,7 +470,7 @@ IMPOSSIBLE = [
     (Metric.SM_CLOCK, "nvmlDeviceGetClockInfo item=1 set=4294967295"),
     (Metric.MEMORY_CLOCK, "nvmlDeviceGetClockInfo item=2 set=4294967295"),
     (Metric.POWER, "nvmlDeviceGetFieldValues item=186 set=4294967295"),
-    (Metric.TEMPERATURE, "nvmlDeviceGetTemperatureV set=2147483647"),
+    (Metric.TEMPERATURE, f"{TEMPERATURE[0]} set=2147483647"),
     (Metric.GPU_UTILIZATION, "nvmlDeviceGetUtilizationRates set=250"),
     (Metric.MEMORY_USED, "nvmlDeviceGetMemoryInfo_v2 set=18446744073709551615"),
     (Metric.THROTTLE, "nvmlDeviceGetCurrentClocksEventReasons set=18446744073709551615"),

@@ -8,12 +8,15 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from nvml_standin import SharedClock, Standin, environment, library, standin
 
 # It ships no types.
@@ -66,7 +69,8 @@ def test_structures_have_the_sizes_of_the_bindings() -> None:
         ctypes.sizeof(pynvml.c_nvmlMemory_t),
         ctypes.sizeof(pynvml.c_nvmlMemory_v2_t),
         ctypes.sizeof(pynvml.c_nvmlUtilization_t),
-        ctypes.sizeof(pynvml.c_nvmlTemperature_v1_t),
+        # Bindings before 12.565 have no name for it.
+        ctypes.sizeof(getattr(pynvml, "c_nvmlTemperature_v1_t", ctypes.c_uint * 3)),
         ctypes.sizeof(pynvml.c_nvmlDeviceAttributes),
         ctypes.sizeof(pynvml.c_nvmlFieldValue_t),
         ctypes.sizeof(pynvml.c_nvmlGpmMetric_t),
@@ -125,6 +129,43 @@ def test_gpm_is_the_average_of_the_script(
         seen = _gpm(nvml, handle, (begin_ms * MS, end_ms * MS), [2, 5, 10])
         assert seen == pytest.approx([sm, tensor, dram])
         assert nvml.samples == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 90), st.integers(1, 3)), min_size=1, max_size=8
+    ),
+    window=st.tuples(st.integers(0, 2000), st.integers(1, 500)),
+    repeats=st.booleans(),
+)
+def test_gpm_is_the_average_of_any_script(
+    runs: list[tuple[int, int, int]], window: tuple[int, int], repeats: bool
+) -> None:
+    """Against a sum over milliseconds."""
+    shares = [0.1, 0.35, 0.6, 0.95]
+    each_ms = [shares[state] for state, length, times in runs for _ in range(length * times)]
+    begin, length = window
+
+    def at(ms: int) -> float:
+        if ms < len(each_ms) or repeats:
+            return each_ms[ms % len(each_ms)]
+        return 0.05
+
+    expected = 100 * sum(at(begin + ms) for ms in range(length)) / length
+    script = "\n".join(
+        [
+            "clock set\ndevice 0\nstate idle sm=0.05",
+            *(f"state s{number} sm={share}" for number, share in enumerate(shares)),
+            *(f"run 0 s{state} {length}ms times={times}" for state, length, times in runs),
+            "repeat 0" if repeats else "",
+        ]
+    )
+    with tempfile.TemporaryDirectory() as folder, standin(script, Path(folder)) as nvml:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        (seen,) = _gpm(nvml, handle, (begin * MS, (begin + length) * MS), [2])
+    assert seen == pytest.approx(expected, abs=1e-6)
 
 
 def test_gpm_rates_cycles_and_what_there_is_not(tmp_path: Path) -> None:
