@@ -116,12 +116,12 @@ class _GuardedWindow:
         self._window: PassWindow | None = window
         self._failed = failed
 
-    def begins(self) -> bool:
+    def begins(self, wide: bool, warmup: bool) -> bool:
         window = self._window
         if window is None:
             return False
         try:
-            return window.begins()
+            return window.begins(wide, warmup)
         except Exception as error:
             self._close(error)
             return False
@@ -132,6 +132,15 @@ class _GuardedWindow:
             return
         try:
             window.ended()
+        except Exception as error:
+            self._close(error)
+
+    def hold(self, on: bool) -> None:
+        window = self._window
+        if window is None:
+            return
+        try:
+            window.hold(on)
         except Exception as error:
             self._close(error)
 

@@ -20,11 +20,9 @@ from phaseprof.cli.render.terminal import render
 from phaseprof.collectors import ceilings as ceilings_of
 from phaseprof.collectors.ceilings import Progress
 from phaseprof.collectors.known import asked_for
-from phaseprof.collectors.operators import record_operators
 from phaseprof.errors import CalibrationError, UsageError
-from phaseprof.records import Kernel
 from phaseprof.schema import STEPS
-from phaseprof.session import Session, current, profiled_passes
+from phaseprof.session import Session, current
 from phaseprof.trace.meta import Ceilings
 from phaseprof.trace.reader import Trace, open_trace
 from phaseprof.trace.writer import meta_path, write_json
@@ -93,26 +91,20 @@ class Profile:
 
     @contextlib.contextmanager
     def operator_window(self) -> Iterator[None]:
-        """Record the operators of the passes inside (on a CPU, with torch.profiler): it says how long the device was
-        busy. It costs time, so those passes are flagged and kept out of timing figures."""
-        with profiled_passes(), record_operators() as window:
-            yield
-        if window.not_measured is not None:
-            self._session.note(window.not_measured)
-            return
-        self._session.recorder.put_kernels(
-            [
-                Kernel(
-                    name=event.name,
-                    device="cpu",
-                    start_ns=event.start_ns,
-                    end_ns=event.end_ns,
-                    source="torch.profiler",
-                    thread_id=event.thread_id,
-                )
-                for event in window.events
-            ]
-        )
+        """Look at what runs during the passes inside, with torch.profiler: kernels on a GPU, the outermost operators on
+        a CPU. It costs time, so those passes are flagged and kept out of timing figures."""
+        tell = self._session.elsewhere
+        self._session.begin_look()
+        try:
+            if tell is not None:
+                tell("look")
+            try:
+                yield
+            finally:
+                if tell is not None:
+                    tell("unlook")
+        finally:
+            self._session.end_look()
 
 
 @contextlib.contextmanager

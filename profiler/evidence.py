@@ -13,12 +13,14 @@ from typing import Any, Protocol, cast
 from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
 from phaseprof.records import Kernel, Sample
-from phaseprof.trace.meta import Device
+from phaseprof.trace.meta import CollectorCost, Device
 
 #: Which collectors run, for the processes of a wrapped command: as `--collect` takes it. Unset: the defaults.
 COLLECT_VARIABLE = "PHASEPROF_COLLECT"
 #: The module that makes the collectors, by its function `collection(wanted) -> Evidence`.
 _COLLECTION = "phaseprof.collectors.collection"
+#: The collector whose window can be held open for a block.
+LOOK = "kernels"
 
 
 class EvidenceSink(Protocol):
@@ -41,6 +43,10 @@ class EvidenceSink(Protocol):
         """Say what is not measured; the same is kept once."""
         ...
 
+    def spent(self, cost: CollectorCost) -> None:
+        """Say what a collector took of the workload's time."""
+        ...
+
     def sampling_of(self, key: str) -> bool:
         """Whether this process is the one that samples the device of that key into the trace: the first that asks is,
         until it ends."""
@@ -50,12 +56,22 @@ class EvidenceSink(Protocol):
 class PassWindow(Protocol):
     """What is told of every pass on the workload's threads while it is set: a window that a profiler may be open in."""
 
-    def begins(self) -> bool:
-        """A pass is about to begin. Returns whether a costly collector runs during it."""
+    def begins(self, wide: bool, warmup: bool) -> bool:
+        """A pass is about to begin. Returns whether a costly collector runs during it.
+
+        Args:
+            wide: It computes more than one token for some sequence. That is no label (a chunk of one token is prefill,
+                a draft that is verified is decode): it lets a window see passes of both kinds.
+            warmup: It is a warm-up, as the user says.
+        """
         ...
 
     def ended(self) -> None:
-        """It has ended, or raised."""
+        """It has ended, or raised. Called on the thread that began it."""
+        ...
+
+    def hold(self, on: bool) -> None:
+        """Be open for every pass from the next one on; or no longer, and close now."""
         ...
 
 

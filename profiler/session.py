@@ -21,7 +21,7 @@ from typing import Any
 from phaseprof.clock import Clock, read_pair
 from phaseprof.errors import NotMeasured, PhaseprofError, UsageError
 from phaseprof.events import ModelSeen, Override
-from phaseprof.evidence import COLLECT_VARIABLE, Evidence, load_evidence
+from phaseprof.evidence import COLLECT_VARIABLE, LOOK, Evidence, load_evidence
 from phaseprof.hooks.models import SeenModel
 from phaseprof.hooks.sets import HookSet
 from phaseprof.hooks.state import Flags, ThreadState
@@ -31,7 +31,7 @@ from phaseprof.process import ProcessPlace, this_host
 from phaseprof.recorder import Recorder
 from phaseprof.sampled import SampledDevices
 from phaseprof.schema import SCHEMA_VERSION
-from phaseprof.trace.meta import ModelMeta, ProcessMeta, SelfCost
+from phaseprof.trace.meta import CollectorCost, Device, ModelMeta, ProcessMeta, SelfCost
 from phaseprof.vllm.hookset import VllmHooks
 from phaseprof.work.kv import with_layout
 
@@ -89,7 +89,10 @@ class Session:
         self._recorder: Recorder | None = None
         self._hooks: tuple[HookSet, ...] = ()
         self._evidence: Evidence | None = None
-        self._devices: set[str] = set()
+        self._devices: dict[str, Device] = {}
+        self._costs: list[CollectorCost] = []
+        #: Collectors for a block, where those of the session do not have what it asks for.
+        self._look: Evidence | None = None
         self._sampled = SampledDevices(trace)
         #: It records the process until it ends, and blocks inside it join it.
         self.whole_process = False
@@ -160,6 +163,7 @@ class Session:
             _current = None
         recorder = self.recorder
         self.abandon()
+        self._end_extra_look()
         if self._evidence is not None:
             self._evidence.stop()
         self._sampled.release()
@@ -174,6 +178,7 @@ class Session:
                 hook_ns=sum(hooks.own_ns for hooks in self._hooks),
                 writer_cpu_ns=recorder.cpu_ns,
                 setup_ns=sum(hooks.setup_ns for hooks in self._hooks),
+                collectors=tuple(self._costs),
             ),
         )
         recorder.write_meta()
@@ -183,6 +188,35 @@ class Session:
         _flags.window = None
         for hooks in self._hooks:
             hooks.remove()
+
+    def begin_look(self) -> None:
+        """Look at the kernels of every pass from the next one on, until `end_look`: those passes are flagged
+        `profiled`."""
+        window = _flags.window
+        if window is None:
+            look = self._look = load_evidence(LOOK)
+            look.start(_Sink(self))
+            for device in tuple(self._devices.values()):
+                look.device_seen(device)
+            window = _flags.window = look.window
+        # Requests are flagged as well, which an engine may count in another process than their passes.
+        _flags.profiled = True
+        if window is not None:
+            window.hold(True)
+
+    def end_look(self) -> None:
+        """What was seen is in the recorder when it returns. Does nothing if there was no look."""
+        _flags.profiled = False
+        if self._look is None and _flags.window is not None:
+            _flags.window.hold(False)
+        self._end_extra_look()
+
+    def _end_extra_look(self) -> None:
+        if self._look is not None:
+            _flags.window = None
+            _flags.profiled = False
+            self._look.stop()
+            self._look = None
 
     @property
     def self_cost(self) -> SelfCost:
@@ -242,8 +276,10 @@ class Session:
         self._place.now()
         device = model.device
         if device is not None and device.key not in self._devices and self._evidence is not None:
-            self._devices.add(device.key)
+            self._devices[device.key] = device
             self._evidence.device_seen(device)
+            if self._look is not None:
+                self._look.device_seen(device)
         masked = always_masked(model.meta)
         self.recorder.emit(ModelSeen(model.model_id, cost, dtype, masked, model.pool))
         self.recorder.meta_changed()
@@ -276,6 +312,7 @@ class _Sink:
         self.put_samples = session.recorder.put_samples
         self.put_kernels = session.recorder.put_kernels
         self.note = session.note
+        self.spent = session._costs.append
         self.sampling_of = session._sampled.take
 
 

@@ -27,7 +27,7 @@ from phaseprof.hooks.inputs import (
     token_shape,
 )
 from phaseprof.hooks.models import ModelBook, SeenModel
-from phaseprof.hooks.state import CacheBook, CacheTrack, Flags, ThreadFacts
+from phaseprof.hooks.state import CacheBook, CacheTrack, Flags, ThreadFacts, begin_window
 from phaseprof.work.kv import KvLayout, read_layout
 
 #: (original call, module, its arguments, whether the call is compiled, facts of the thread) -> what the call returns.
@@ -104,6 +104,7 @@ def make_observer(
         entered = now() if sampled else 0
         compiler = set_callback(None)
         known = False
+        window = None
         try:
             generation = here.generation
             found = seen_models.get(id(module))
@@ -164,6 +165,13 @@ def make_observer(
             if compiler is not None or own.get("_compiled_call_impl") or "forward" in own:
                 compiled = compiled or compiler is not None or _compiles_itself(own)
             graphs_before = graphs_compiled() if compiled else -1
+            profiled = flags.profiled
+            window = flags.window
+            if window is not None:
+                # What a collector takes is no cost of the hooks, and is counted apart.
+                asked = now()
+                profiled = begin_window(window, flags, query > 1)
+                entered += now() - asked
             mark = None if model.timer is None else model.timer.begin()
             known = True
         except Exception as failure:
@@ -232,7 +240,7 @@ def make_observer(
                             flags.warmups > 0,
                             compiled,
                             compiling,
-                            flags.profiled,
+                            profiled,
                             here.override,
                             error,
                             source,
@@ -243,6 +251,10 @@ def make_observer(
                     failed("recording a pass", failure)
             else:
                 cost.lost += 1
+            if window is not None:
+                asked = now()
+                window.ended()
+                entered += now() - asked
             if compiler is not None:
                 set_callback(compiler)
             cost.passes += 1

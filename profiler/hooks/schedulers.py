@@ -25,9 +25,10 @@ from phaseprof.engine_events import (
     StepTaken,
 )
 from phaseprof.errors import NotMeasured
+from phaseprof.evidence import PassWindow
 from phaseprof.hooks.dynamo import graphs_compiled
 from phaseprof.hooks.models import ModelBook, SeenModel
-from phaseprof.hooks.state import CacheBook, Flags, ThreadState
+from phaseprof.hooks.state import CacheBook, Flags, ThreadState, begin_window
 from phaseprof.work.paged import PagedPool, read_pool
 
 #: What is told where a version of the library does it otherwise.
@@ -69,6 +70,8 @@ class OpenStep:
         graphs: Graphs that Dynamo had compiled, and that the processor had captured, before it.
         begin_ns, end_ns, span: Times of the computation, where `compute_batch` told them.
         captured: A CUDA graph was captured.
+        window: Is told of its end; None for most sessions.
+        profiled: A costly collector runs during it.
     """
 
     __slots__ = (
@@ -79,8 +82,10 @@ class OpenStep:
         "graph",
         "graphs",
         "model",
+        "profiled",
         "span",
         "step",
+        "window",
     )
 
     def __init__(self, step: int, model: SeenModel, *, graph: bool, compiled: bool) -> None:
@@ -92,6 +97,8 @@ class OpenStep:
         self.begin_ns = self.end_ns = 0
         self.span: Any = None
         self.captured = False
+        self.window: PassWindow | None = None
+        self.profiled = False
 
 
 class SchedulerReader:
@@ -175,6 +182,12 @@ class SchedulerReader:
                     pool=pool,
                 )
             )
+            opened.profiled = self._flags.profiled
+            window = opened.window = self._flags.window
+            if window is not None:
+                # The model's own pass lies inside, and is told of as well.
+                wide = any(query > 1 for _, query, _ in requests)
+                opened.profiled = begin_window(window, self._flags, wide)
             return opened
         except Exception as failure:
             self._misread(failure)
@@ -225,12 +238,14 @@ class SchedulerReader:
                     compiled=opened.compiled,
                     compiling=compiling,
                     warmup=self._flags.warmups > 0,
-                    profiled=self._flags.profiled,
+                    profiled=opened.profiled,
                     error=error,
                 )
             )
         except Exception as failure:
             self._misread(failure)
+        if opened.window is not None:
+            opened.window.ended()
 
     def standing(self, processor: Any) -> tuple[Any, list[Any], list[int], list[bool]] | None:
         """The batch whose tokens are about to be taken, and where its requests stand."""

@@ -107,6 +107,19 @@ class Flags:
     window: PassWindow | None = None
 
 
+def begin_window(window: PassWindow, flags: Flags, wide: bool) -> bool:
+    """Tell a window of a pass; gives whether the pass is to be flagged `profiled`.
+
+    A pass of a warm-up is no pass to look at, unless a window is held open over it.
+
+    Args:
+        window: What `flags.window` was just now: its `ended` is to be called, whatever comes.
+        flags: Of the session.
+        wide: It computes more than one token for some sequence.
+    """
+    return window.begins(wide, flags.warmups > 0) or flags.profiled
+
+
 class CacheTrack:
     """A KV cache that was seen.
 

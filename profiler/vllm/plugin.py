@@ -69,7 +69,8 @@ def phaseprof_session(owner: Any, action: str, trace: str, collect: str = "") ->
     Args:
         owner: The engine core, or the wrapper of a worker. Not used.
         action: ``begin``; ``sync``: write what waits; ``warmup`` and ``measure``: what comes is a warm-up, and is none
-            any more; ``end``: end what ``begin`` has begun; ``close``: end whatever records here.
+            any more; ``look`` and ``unlook``: look at the kernels of what comes, and no longer; ``end``: end what
+            ``begin`` has begun; ``close``: end whatever records here.
         trace: Absolute path of the trace's folder.
         collect: Which collectors run, as `--collect` takes it; empty for what the environment says, or the defaults.
 
@@ -102,6 +103,10 @@ def _act(action: str, trace: Path, collect: str) -> str:
         session.begin_warmup()
     elif action == "measure":
         session.end_warmup()
+    elif action == "look":
+        running.begin_look()
+    elif action == "unlook":
+        running.end_look()
     else:
         if action == "close" or running is _begun:
             running.stop()

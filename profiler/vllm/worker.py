@@ -23,8 +23,9 @@ from typing import Any
 
 from phaseprof.devices import describe
 from phaseprof.errors import NotMeasured
+from phaseprof.evidence import PassWindow
 from phaseprof.hooks.models import SeenModel
-from phaseprof.hooks.state import Flags, ThreadFacts, ThreadState
+from phaseprof.hooks.state import Flags, ThreadFacts, ThreadState, begin_window
 from phaseprof.timers import DeviceTimer, Span, timer_of
 from phaseprof.vllm.events import (
     Sampled,
@@ -92,6 +93,7 @@ class _Open:
         "thread_id",
         "tokens",
         "warmup",
+        "window",
     )
 
     def __init__(
@@ -102,6 +104,7 @@ class _Open:
         self.thread_id = thread_id
         self.warmup = flags.warmups > 0
         self.profiled = flags.profiled
+        self.window = flags.window
         cached = output.scheduled_cached_reqs
         drafts = output.scheduled_spec_decode_tokens
         # A runner may take drafts out of these two, and in one process they are the scheduler's own.
@@ -266,6 +269,11 @@ class WorkerHook:
                 finally:
                     here.in_pass = outer
             local.open = opened
+            if opened.window is not None:
+                # What a collector takes is no cost of the hooks, and is counted apart.
+                asked = clock()
+                self._tell(opened, opened.window)
+                entered += clock() - asked
             opened.start_ns = began = clock()
             try:
                 result = original(runner, output, *args, **kwargs)
@@ -532,6 +540,20 @@ class WorkerHook:
             )
         )
         self.handed_over += 1
+        if opened.window is not None:
+            opened.window.ended()
+
+    def _tell(self, opened: _Open, window: PassWindow) -> None:
+        """Tell a window that a step begins."""
+        unfinished = opened.seen.open
+        if unfinished is not None and unfinished.window is not None:
+            # Nobody has called what ends the step before.
+            unfinished.window.ended()
+            unfinished.window = None
+        tokens = sum(opened.scheduled.values())
+        # Drafts that are verified make a step no wider than decoding does.
+        drafts = sum(opened.drafts.values()) if opened.drafts else 0
+        opened.profiled = begin_window(window, self._flags, tokens - drafts > len(opened.scheduled))
 
     def _await(self, opened: _Open, output: Any) -> None:
         key, number, step = id(output), opened.seen.number, opened.step
