@@ -33,8 +33,8 @@ SAMPLES_PER_DECODE = 2_048
 _TRIGGER_CLOCK_HZ = 1.4e9
 
 PERMISSION_FIX = (
-    "allow it for all users (`options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d, then reload "
-    "the driver), or give the process CAP_SYS_ADMIN or CAP_PERFMON (`docker run --cap-add SYS_ADMIN`)"
+    "NVreg_RestrictProfilingToAdminUsers=0 as option of the nvidia module (/etc/modprobe.d, then reload it), or "
+    "CAP_SYS_ADMIN or CAP_PERFMON for the process (docker run --cap-add SYS_ADMIN)"
 )
 _OTHERS_FIX = (
     "end the other profiler (nsys, ncu, DCGM: `dcgmi profmetrics --pause`), then run again"

@@ -6,17 +6,21 @@ imported inside the probes, or only looked for.
 
 from __future__ import annotations
 
-import enum
 import importlib.metadata
 import importlib.util
 import platform
+import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import phaseprof
 from phaseprof.collectors import ceilings, datasheet
-from phaseprof.collectors.nvml import NvmlState, ask_nvml
+from phaseprof.collectors.findings import Finding, Section, State, counted, guarded, short
+from phaseprof.collectors.gpu_findings import gpu_findings
+from phaseprof.collectors.measurable import collector_findings, measurable, probe_collectors
+from phaseprof.collectors.nvml import Nvml, NvmlState, ask_nvml
+from phaseprof.collectors.other_profilers import SUBJECT as OTHERS
+from phaseprof.collectors.other_profilers import find_others
+from phaseprof.collectors.permission import may_profile
 from phaseprof.devices import describe
 from phaseprof.trace.meta import Device
 from phaseprof.vllm import allowed
@@ -26,72 +30,34 @@ from phaseprof.vllm.seams import TRIED
 _GB = 1e9
 
 
-class State(enum.StrEnum):
-    """How a finding turned out."""
-
-    OK = "ok"
-    #: It works, but not all of it.
-    LIMITED = "limited"
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        subject: What.
-        state: How it turned out.
-        detail: The version, the figure or the reason, in one clause.
-        fix: What would help, in one line; empty if nothing is wrong or nothing would help.
-    """
-
-    subject: str
-    state: State
-    detail: str
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Findings that belong together."""
-
-    title: str
-    findings: tuple[Finding, ...]
-
-
-_NVML_FIXES = {
-    NvmlState.NO_PACKAGE: "pip install nvidia-ml-py",
-    NvmlState.NOT_LOADED: "Load it; `nvidia-smi` says why it is not.",
-    NvmlState.MISMATCH: "Reboot, or reload the driver's kernel module.",
-    NvmlState.NO_PERMISSION: "Give this user access to /dev/nvidia*.",
-}
-
-
 def inspect() -> tuple[Section, ...]:
     """Run all probes. Takes as long as importing torch."""
     devices = _devices()
+    nvml = _ask_driver()
+    collectors = probe_collectors(nvml)
     return (
         Section("Versions", _versions()),
         Section("Engines", _engines()),
-        Section("Devices", (*_device_findings(devices), _guarded("NVML", _nvml_finding))),
         Section(
-            "Ceilings", (*_ceiling_findings(devices), _guarded("cache folder", _cache_finding))
+            "Devices",
+            (
+                *_device_findings(devices, nvml),
+                guarded("NVML", lambda: _nvml_finding(nvml)),
+                *_driver_findings(nvml),
+            ),
         ),
-        Section("What can be measured here", _measurable(devices)),
+        Section("Ceilings", (*_ceiling_findings(devices), guarded("cache folder", _cache_finding))),
+        Section(
+            "What can be measured here",
+            measurable(
+                collectors,
+                gpu=any(device.kind == "cuda" for device in devices),
+                driver_gpus=nvml.gpus,
+                phases=guarded("phases, tokens, latencies", _phases),
+            ),
+        ),
+        Section("Collectors, as `--collect` takes them", collector_findings(collectors)),
     )
-
-
-def _guarded(subject: str, probe: Callable[[], Finding]) -> Finding:
-    try:
-        return probe()
-    except Exception as error:
-        return Finding(subject, State.MISSING, f"the check failed: {_short(error)}")
-
-
-def _short(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 # Versions and engines
@@ -101,8 +67,8 @@ def _versions() -> tuple[Finding, ...]:
     return (
         Finding("python", State.OK, platform.python_version()),
         Finding("phaseprof", State.OK, phaseprof.__version__),
-        _guarded("torch", _torch_finding),
-        _guarded("pyarrow", _pyarrow_finding),
+        guarded("torch", _torch_finding),
+        guarded("pyarrow", _pyarrow_finding),
     )
 
 
@@ -113,7 +79,7 @@ def _torch_finding() -> Finding:
         return Finding(
             "torch",
             State.MISSING,
-            f"cannot be imported: {_short(error)}",
+            f"cannot be imported: {short(error)}",
             "Install the build for this machine: https://pytorch.org/get-started",
         )
     return Finding("torch", State.OK, str(torch.__version__))
@@ -126,7 +92,7 @@ def _pyarrow_finding() -> Finding:
         return Finding(
             "pyarrow",
             State.MISSING,
-            f"cannot be imported: {_short(error)}",
+            f"cannot be imported: {short(error)}",
             "pip install --force-reinstall pyarrow",
         )
     return Finding("pyarrow", State.OK, str(pyarrow.__version__))
@@ -134,7 +100,7 @@ def _pyarrow_finding() -> Finding:
 
 def _engines() -> tuple[Finding, ...]:
     return (
-        _guarded("transformers", _transformers_finding),
+        guarded("transformers", _transformers_finding),
         *_vllm_findings(),
     )
 
@@ -156,7 +122,7 @@ def _vllm_findings() -> tuple[Finding, ...]:
     try:
         found = find_vllm()
     except Exception as error:
-        return (Finding("vLLM", State.MISSING, f"the check failed: {_short(error)}"),)
+        return (Finding("vLLM", State.MISSING, f"the check failed: {short(error)}"),)
     if found is None:
         return (Finding("vLLM", State.MISSING, "not installed"),)
     return (_vllm_version(found), _vllm_plugin(found), _vllm_seams(found))
@@ -218,10 +184,10 @@ def _devices() -> tuple[Device, ...]:
         return ()
 
 
-def _device_findings(devices: tuple[Device, ...]) -> tuple[Finding, ...]:
+def _device_findings(devices: tuple[Device, ...], nvml: Nvml) -> tuple[Finding, ...]:
     findings = [Finding(_label(device), State.OK, _device_detail(device)) for device in devices]
     if not any(device.kind == "cuda" for device in devices):
-        findings.append(_guarded("CUDA", _no_cuda))
+        findings.append(guarded("CUDA", lambda: _no_cuda(nvml.gpus)))
     return tuple(findings)
 
 
@@ -236,43 +202,65 @@ def _torch_name(device: Device) -> str:
 def _device_detail(device: Device) -> str:
     parts = [device.name]
     if device.kind == "cpu":
-        parts.append(f"{_counted(device.cores, 'core')}, {_counted(device.threads, 'thread')}")
+        parts.append(f"{counted(device.cores, 'core')}, {counted(device.threads, 'thread')}")
     else:
-        parts.append(_counted(device.cores, "SM"))
+        parts.append(counted(device.cores, "SM"))
     if device.memory_bytes is not None:
         parts.append(f"{device.memory_bytes / _GB:.0f} GB")
     return " · ".join(parts)
 
 
-def _counted(number: int | None, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _no_cuda() -> Finding:
+def _no_cuda(driver_gpus: int) -> Finding:
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
         why = f"torch {torch.__version__} was built without CUDA"
-        fix = "On a machine with a GPU: https://pytorch.org/get-started" if _gpu_is_there() else ""
+        fix = "On a machine with a GPU: https://pytorch.org/get-started" if driver_gpus else ""
     else:
         why = "torch sees no GPU"
-        fix = "See CUDA_VISIBLE_DEVICES and `nvidia-smi`." if _gpu_is_there() else ""
+        fix = "See CUDA_VISIBLE_DEVICES and `nvidia-smi`." if driver_gpus else ""
     return Finding("CUDA", State.MISSING, why, fix)
 
 
-def _gpu_is_there() -> bool:
-    return ask_nvml().gpus > 0
+def _ask_driver() -> Nvml:
+    try:
+        return ask_nvml()
+    except Exception as error:
+        return Nvml(NvmlState.FAILED, error=short(error))
 
 
-def _nvml_finding() -> Finding:
-    nvml = ask_nvml()
+def _nvml_finding(nvml: Nvml) -> Finding:
     if nvml.state is NvmlState.AVAILABLE:
-        detail = f"driver {nvml.driver}, {_counted(nvml.gpus, 'GPU')}"
+        detail = f"driver {nvml.driver}, {counted(nvml.gpus, 'GPU')}"
         return Finding("NVML", State.OK if nvml.gpus else State.LIMITED, detail)
     detail = nvml.state.value
-    if nvml.state is NvmlState.FAILED:
+    if nvml.error:
         detail = f"{detail}: {nvml.error}"
-    return Finding("NVML", State.MISSING, detail, _NVML_FIXES.get(nvml.state, ""))
+    return Finding("NVML", State.MISSING, detail, nvml.state.remedy)
+
+
+def _driver_findings(nvml: Nvml) -> tuple[Finding, ...]:
+    """What the driver says of its GPUs, and who may read their counters, or does already."""
+    if nvml.gpus == 0:
+        return ()
+    return (
+        *gpu_findings(_built_for()),
+        guarded("profiling permission", _permission),
+        guarded(OTHERS, find_others),
+    )
+
+
+def _built_for() -> str | None:
+    """The CUDA version that torch was built with."""
+    torch = sys.modules.get("torch")
+    version = getattr(getattr(torch, "version", None), "cuda", None)
+    return None if version is None else str(version)
+
+
+def _permission() -> Finding:
+    found = may_profile()
+    states = {True: State.OK, False: State.LIMITED, None: State.LIMITED}
+    return Finding("profiling permission", states[found.allowed], found.detail, found.fix)
 
 
 # Ceilings
@@ -280,7 +268,7 @@ def _nvml_finding() -> Finding:
 
 def _ceiling_findings(devices: tuple[Device, ...]) -> tuple[Finding, ...]:
     return tuple(
-        _guarded(_label(device), lambda device=device: _ceiling_finding(device))  # type: ignore[misc]
+        guarded(_label(device), lambda device=device: _ceiling_finding(device))  # type: ignore[misc]
         for device in devices
     )
 
@@ -337,27 +325,6 @@ def _cache_finding() -> Finding:
 # What can be measured
 
 
-def _measurable(devices: tuple[Device, ...]) -> tuple[Finding, ...]:
-    gpu = any(device.kind == "cuda" for device in devices)
-    return (
-        _guarded("phases, tokens, latencies", _phases),
-        Finding(
-            "FLOPs and bytes",
-            State.OK,
-            "closed form from the model's modules and its real cache",
-        ),
-        _device_time(gpu),
-        _guarded("busy time of the CPU", _operators),
-        *([_not_yet("busy time of the GPU", "kernels")] if gpu else []),
-        _counters(gpu),
-        _not_yet("exposed communication", "collectives"),
-    )
-
-
-def _not_yet(subject: str, what: str) -> Finding:
-    return Finding(subject, State.MISSING, f"phaseprof {phaseprof.__version__} records no {what}")
-
-
 def _phases() -> Finding:
     subject = "phases, tokens, latencies"
     engine = _transformers_finding()
@@ -371,41 +338,4 @@ def _phases() -> Finding:
         State.LIMITED,
         "hand-written loops only: there is no engine with hooks",
         engine.fix,
-    )
-
-
-def _device_time(gpu: bool) -> Finding:
-    if gpu:
-        return Finding("device time of a pass", State.OK, "CUDA events on the pass's stream")
-    return Finding(
-        "device time of a pass",
-        State.OK,
-        "host clock: on a CPU a call returns when its work is done",
-    )
-
-
-def _operators() -> Finding:
-    import torch.profiler
-
-    if torch.profiler.kineto_available():
-        return Finding("busy time of the CPU", State.OK, "outermost operators, by torch.profiler")
-    return Finding(
-        "busy time of the CPU",
-        State.MISSING,
-        "this torch was built without kineto, so torch.profiler has no timeline",
-        "Install an official torch build: https://pytorch.org/get-started",
-    )
-
-
-def _counters(gpu: bool) -> Finding:
-    subject = "SM, tensor-core and DRAM counters"
-    if gpu:
-        return _not_yet(subject, "GPU counters")
-    if _gpu_is_there():
-        return Finding(subject, State.MISSING, "torch does not see the NVIDIA GPU of this machine")
-    return Finding(
-        subject,
-        State.MISSING,
-        "no NVIDIA GPU on this machine",
-        "Profile on a machine with an NVIDIA GPU.",
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from phaseprof.cli.render.layout import fold
-from phaseprof.collectors.environment import Finding, Section, State
+from phaseprof.collectors.findings import Finding, Section, State
 
 _STYLES = {State.OK: "green", State.LIMITED: "yellow", State.MISSING: "red"}
 _STATE_WIDTH = max(len(state.value) for state in State)

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from phaseprof.collectors import ceilings, environment
-from phaseprof.collectors.environment import Finding, Section, State, inspect
+from phaseprof.collectors.environment import inspect
+from phaseprof.collectors.findings import Finding, Section, State
 from phaseprof.collectors.nvml import Nvml, NvmlState, ask_nvml
 from phaseprof.trace.meta import Ceilings, Device
 
@@ -268,3 +269,16 @@ def test_why_there_are_no_counters(gpus: int, why: str, monkeypatch: pytest.Monk
     counters = _find(sections, "What can be measured here", "SM, tensor-core and DRAM counters")
     assert counters.state is State.MISSING
     assert why in counters.detail
+
+
+def test_collectors_for_gpus_are_not_asked_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the same reason would be noise, and advice on packages would be wrong."""
+    answer: Callable[[], Nvml] = lambda: Nvml(NvmlState.NO_LIBRARY)  # noqa: E731
+    monkeypatch.setattr(environment, "ask_nvml", answer)
+    sections = inspect()
+    (section,) = (s for s in sections if s.title.startswith("Collectors"))
+    found = {finding.subject: finding for finding in section.findings}
+    assert found["nvml, gpm, pm"] == Finding(
+        "nvml, gpm, pm", State.MISSING, "no NVIDIA GPU on this machine"
+    )
+    assert found["host"].state is State.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from phaseprof.cli.render.doctor import render, to_json
-from phaseprof.collectors.environment import Finding, Section, State
+from phaseprof.collectors.findings import Finding, Section, State
 
 SECTIONS = (
     Section(
