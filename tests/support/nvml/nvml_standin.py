@@ -89,9 +89,12 @@ def library() -> Path:
     for file in (*sources, _HERE / "standin.h"):
         told.update(file.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"phaseprof-nvml-{os.getuid()}-{told.hexdigest()[:16]}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        # Nothing is loaded that another user has put there.
+        folder = Path(tempfile.mkdtemp(prefix="phaseprof-nvml-"))
     built = folder / _NAME
     if not built.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
         # Several processes may build at a time: each its own file, and the last rename wins.
         handle, own = tempfile.mkstemp(dir=folder, suffix=".so")
         os.close(handle)
