@@ -194,8 +194,8 @@ def _clocks(driver: Driver, handle: Any) -> Finding | None:
     return Finding(
         "clocks",
         State.OK,
-        f"the SMs may boost to {greatest} MHz; `nvidia-smi -lgc` locks them for runs that are to be compared (whether it "
-        "has, the driver does not tell)",
+        f"the SMs may boost to {greatest} MHz; `nvidia-smi -lgc` locks them for runs that are to be compared "
+        "(whether it has, the driver does not tell)",
     )
 
 

@@ -19,8 +19,12 @@ NO_PM = Availability(False, "the package cupti-python is not installed", "pip in
 NO_KINETO = Availability(False, "built without kineto", "another torch")
 
 
-def figures(gpu: bool = True, driver_gpus: int = 1, **found: Availability) -> dict[str, Finding]:
-    answers = {name: found.get(name, WORKS) for name in ("host", "nvml", "gpm", "pm", "kernels")}
+def figures(
+    found: dict[str, Availability] | None = None, *, gpu: bool = True, driver_gpus: int = 1
+) -> dict[str, Finding]:
+    answers = {
+        name: (found or {}).get(name, WORKS) for name in ("host", "nvml", "gpm", "pm", "kernels")
+    }
     findings = measurable(answers, gpu=gpu, driver_gpus=driver_gpus, phases=PHASES)
     return {finding.subject: finding for finding in findings}
 
@@ -50,7 +54,7 @@ COUNTERS = "SM, tensor-core and DRAM counters"
 def test_counters_by_either_way(
     found: dict[str, Availability], state: State, detail: str, fix: str
 ) -> None:
-    assert figures(**found)[COUNTERS] == Finding(COUNTERS, state, detail, fix)
+    assert figures(found)[COUNTERS] == Finding(COUNTERS, state, detail, fix)
 
 
 def test_a_gpu_that_torch_does_not_see() -> None:
@@ -62,13 +66,13 @@ def test_a_gpu_that_torch_does_not_see() -> None:
 def test_busy_time_is_that_of_the_device(gpu: bool) -> None:
     subject = f"busy time of the {'GPU' if gpu else 'CPU'}"
     assert figures(gpu=gpu)[subject].state is State.OK
-    missing = figures(gpu=gpu, kernels=NO_KINETO)[subject]
+    missing = figures({"kernels": NO_KINETO}, gpu=gpu)[subject]
     assert missing == Finding(subject, State.MISSING, "built without kineto", "another torch")
 
 
 def test_collectives_need_kernels_of_a_gpu() -> None:
     assert figures()["exposed communication"].state is State.OK
-    assert figures(kernels=NO_KINETO)["exposed communication"].fix == "another torch"
+    assert figures({"kernels": NO_KINETO})["exposed communication"].fix == "another torch"
     assert figures(gpu=False)["exposed communication"].state is State.MISSING
 
 
