@@ -22,7 +22,7 @@ from phaseprof.analyzers.device_work import DeviceUse, DeviceWork, uses_of, work
 from phaseprof.analyzers.energy import PowerOf, phase_energy, solve_power
 from phaseprof.analyzers.passes import Primary
 from phaseprof.analyzers.results import PhaseFigures, Provenance
-from phaseprof.analyzers.sampled import Series, devices_of, series_of
+from phaseprof.analyzers.sampled import Series, devices_of, seconds_of, series_of
 from phaseprof.analyzers.sureness import figure_of, judged, over_devices
 from phaseprof.analyzers.unmixing import SHARE, Scale, Solved, unmix
 from phaseprof.analyzers.weights import Weights, Window
@@ -49,7 +49,12 @@ _SHARES = (
     Metric.DRAM_ACTIVE,
 )
 _RATES = (Metric.DRAM_READ, Metric.DRAM_WRITE)
-_ALL = (*_SHARES, *_RATES, Metric.POWER)
+#: What is sampled beside them shows where a device was looked at.
+_BESIDE = (Metric.SM_CLOCK, Metric.THROTTLE)
+_ALL = (*_SHARES, *_RATES, Metric.POWER, *_BESIDE)
+
+#: The windows of each counter of each device, by collector.
+_Sampled = Mapping[DeviceUse, Mapping[Metric, Sequence[Series]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,47 +146,70 @@ def analyze_counters(
     uses = uses_of(trace.metas, devices_of(trace.samples))
     if not uses:
         return None
+    seconds = seconds_of(trace.passes)
     sampled = {
-        use: {metric: series_of(trace.samples, use.sampled_as, metric) for metric in _ALL}
+        use: {metric: series_of(trace.samples, use.sampled_as, metric, seconds) for metric in _ALL}
         for use in uses
     }
     share = len(uses) / max(groups, 1)
-    found = _figures(trace, primary, sampled, phases, share, None)
+    seen = _seen(trace, primary, sampled, None)
+    found = _figures(trace, seen, phases, share)
     batches = by_batch if len(by_batch) <= _MOST_BATCHES else {}
     return Counters(
         phases=found,
         by_batch={
-            batch: _figures(trace, primary, sampled, figures, share, batch)
+            batch: _figures(trace, _seen(trace, primary, sampled, batch), figures, share)
             for batch, figures in batches.items()
         },
-        devices=tuple(_states(trace, primary, sampled)),
-        provenance=tuple(_provenance(found, sampled)),
+        devices=tuple(
+            state_of(trace.samples, use, each.work, each.power) for use, each in seen.items()
+        ),
+        provenance=tuple(_provenance(sampled)),
     )
 
 
 # --- solving --------------------------------------------------------------------------------------
 
 
-def _figures(
-    trace: Trace,
-    primary: Primary,
-    sampled: Mapping[DeviceUse, Mapping[Metric, Sequence[Series]]],
-    phases: Mapping[str, PhaseFigures],
-    devices_a_group: float,
-    batch: int | None,
-) -> dict[str, PhaseCounters]:
-    solutions: dict[Metric, list[Solution]] = {metric: [] for metric in _ALL}
-    power: list[PowerOf] = []
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was solved for one device."""
+
+    work: DeviceWork
+    solutions: Mapping[Metric, Solution]
+    power: PowerOf | None
+
+
+def _seen(
+    trace: Trace, primary: Primary, sampled: _Sampled, batch: int | None
+) -> dict[DeviceUse, _Seen]:
+    """Solve for each device; passes of other batches do not count."""
+    found = {}
     for use, by_metric in sampled.items():
-        windows = [w for found in by_metric.values() for series in found for w in series.windows]
+        windows = [w for each in by_metric.values() for series in each for w in series.windows]
         work = work_of(trace.passes, use, primary, windows, batch=batch)
         known: dict[tuple[Window, ...], Weights] = {}
+        solutions = {}
         for metric in (*_SHARES, *_RATES):
             best = _best(solve(use, work, series, metric, known) for series in by_metric[metric])
             if best is not None:
-                solutions[metric].append(best)
-        of_power = [solve_power(work, series) for series in by_metric[Metric.POWER]]
-        power += [each for each in of_power[:1] if each is not None]
+                solutions[metric] = best
+        power = [solve_power(work, series) for series in by_metric[Metric.POWER][:1]]
+        found[use] = _Seen(work, solutions, power[0] if power else None)
+    return found
+
+
+def _figures(
+    trace: Trace,
+    seen: Mapping[DeviceUse, _Seen],
+    phases: Mapping[str, PhaseFigures],
+    devices_a_group: float,
+) -> dict[str, PhaseCounters]:
+    solutions = {
+        metric: [each.solutions[metric] for each in seen.values() if metric in each.solutions]
+        for metric in (*_SHARES, *_RATES)
+    }
+    power = [each.power for each in seen.values() if each.power is not None]
     result = {}
     for name, figures in phases.items():
         phase = figures.phase
@@ -271,7 +299,8 @@ def _dram_rate(
     if len(counted) == len(_RATES):
         value = sum(each.value or 0.0 for each in counted)
         error = sum(math.inf if each.error is None else each.error for each in counted)
-        plain = replace(counted[0], metric="dram_bytes_per_s", method=Method.SOLVED, reason="")
+        plain = replace(counted[0], metric="dram_bytes_per_s")
+        # What is written is little beside what is read: it need not be sure by itself.
         return judged(replace(plain, value=value, error=error), thresholds.RATE_ERROR.value * value)
     peak = _interface_peak(trace, [each.use for each in solutions[Metric.DRAM_ACTIVE]])
     if share is None or peak is None:
@@ -302,32 +331,7 @@ def _interface_peak(trace: Trace, uses: Sequence[DeviceUse]) -> Ceilings | None:
 # --- what stands beside ---------------------------------------------------------------------------
 
 
-def _states(
-    trace: Trace,
-    primary: Primary,
-    sampled: Mapping[DeviceUse, Mapping[Metric, Sequence[Series]]],
-) -> Iterator[DeviceState]:
-    for use, by_metric in sampled.items():
-        windows = [w for found in by_metric.values() for series in found for w in series.windows]
-        if not windows:
-            # Of a device without counters: what else was sampled of it.
-            windows = [
-                w
-                for metric in (Metric.SM_CLOCK, Metric.THROTTLE)
-                for series in series_of(trace.samples, use.sampled_as, metric)
-                for w in series.windows
-            ]
-        work = work_of(trace.passes, use, primary, windows)
-        power = next(
-            (p for p in (solve_power(work, each) for each in by_metric[Metric.POWER]) if p), None
-        )
-        yield state_of(trace.samples, use, work, power)
-
-
-def _provenance(
-    phases: Mapping[str, PhaseCounters],
-    sampled: Mapping[DeviceUse, Mapping[Metric, Sequence[Series]]],
-) -> Iterator[tuple[str, str]]:
+def _provenance(sampled: _Sampled) -> Iterator[tuple[str, str]]:
     for title, metrics in (("counters", (*_SHARES, *_RATES)), ("energy", (Metric.POWER,))):
         recorded: dict[str, int] = {}
         for by_metric in sampled.values():
@@ -337,7 +341,7 @@ def _provenance(
                     of_device[series.source] = max(of_device.get(series.source, 0), series.recorded)
             for source, windows in of_device.items():
                 recorded[source] = recorded.get(source, 0) + windows
-        if recorded and phases:
+        if recorded:
             of = " and ".join(
                 f"{source} ({count(windows, 'window')})" for source, windows in recorded.items()
             )

@@ -9,7 +9,7 @@ from operator import mul
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers.columns import column, named, names
+from phaseprof.analyzers.columns import column, named, names, nearest_ranks, scalar
 from phaseprof.analyzers.weights import Window
 from phaseprof.metrics import Metric
 
@@ -17,6 +17,7 @@ from phaseprof.metrics import Metric
 #: windows is that of the clocks, not of their number.
 MOST_WINDOWS = 4_000
 _BLOCKS = 40
+_SECOND_NS = 1_000_000_000
 #: Shorter windows are joined to this length: below, it is the error of their edges that counts.
 _SHORTEST_NS = 20_000_000
 
@@ -42,13 +43,23 @@ def devices_of(samples: pa.Table) -> tuple[str, ...]:
     return tuple(sorted(str(name) for name in names(samples, "device").unique().to_pylist()))
 
 
-def series_of(samples: pa.Table, device: str, metric: Metric) -> tuple[Series, ...]:
+def seconds_of(passes: pa.Table) -> pa.Array:
+    """The whole seconds, Unix time, in which a pass begins or ends."""
+    edges = pa.chunked_array([column(passes, "start_ns"), column(passes, "end_ns")])
+    return pc.unique(pc.divide(edges, scalar(_SECOND_NS, pa.int64())))
+
+
+def series_of(
+    samples: pa.Table, device: str, metric: Metric, seconds: pa.Array | None = None
+) -> tuple[Series, ...]:
     """The windows of a counter, by collector.
 
     Args:
         samples: The `samples` table.
         device: As `samples.device` has it.
         metric: Which counter.
+        seconds: As `seconds_of` gives them: of more windows than are looked at, those that end in or right after one
+            of them go first, for a server that waits most of the time.
     """
     if samples.num_rows == 0:
         return ()
@@ -59,15 +70,21 @@ def series_of(samples: pa.Table, device: str, metric: Metric) -> tuple[Series, .
     found = []
     sources = names(rows, "source")
     for source in sorted(str(each) for each in sources.unique().to_pylist()):
-        found.append(_series(source, rows.filter(named(sources, source))))
+        found.append(_series(source, rows.filter(named(sources, source)), seconds))
     return tuple(found)
 
 
-def _series(source: str, rows: pa.Table) -> Series:
+def _series(source: str, rows: pa.Table, seconds: pa.Array | None) -> Series:
+    recorded = rows.num_rows
+    if seconds is not None and recorded > MOST_WINDOWS:
+        second = pc.divide(column(rows, "end_ns"), scalar(_SECOND_NS, pa.int64()))
+        before = pc.subtract(second, scalar(1, pa.int64()))
+        near = pc.or_(pc.is_in(second, value_set=seconds), pc.is_in(before, value_set=seconds))
+        rows = rows.filter(near)
     order = pc.sort_indices(column(rows, "end_ns"))
     start, end = column(rows, "start_ns").take(order), column(rows, "end_ns").take(order)
     values = column(rows, "value").take(order)
-    typical_ns = max(float(pc.quantile(pc.subtract(end, start), q=0.5)[0].as_py() or 0), 1.0)
+    typical_ns = max(*nearest_ranks(pc.subtract(end, start), 0.5), 1.0)
     joined = max(round(_SHORTEST_NS / typical_ns), 1) if typical_ns < _SHORTEST_NS / 2 else 1
     windows: list[Window] = []
     means: list[float] = []
@@ -85,7 +102,7 @@ def _series(source: str, rows: pa.Table) -> Series:
             part, read = _joined(part, read, joined)
         windows += part
         means += read
-    return Series(source, tuple(windows), tuple(means), rows.num_rows)
+    return Series(source, tuple(windows), tuple(means), recorded)
 
 
 def _blocks(count: int, most: int) -> Iterator[tuple[int, int]]:

@@ -135,6 +135,27 @@ def test_a_pass_is_where_the_device_ran_it_not_where_it_was_called() -> None:
     assert found is not None and found.sure == pytest.approx(SM["prefill"], abs=0.02)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_without_device_times_a_phase_is_not_taken_for_what_its_calls_took(seed: int) -> None:
+    """The device works on after the call of a prefill has returned, in what looks like a pause."""
+    passes = loop(seed, pause_ms=0.0)
+
+    def called(i: int, ran: Ran) -> dict[str, Any]:
+        if ran.phase != "prefill":
+            return {"device_ns": None}
+        start = 1_700_000_000 * 10**9 + round(ran.start)
+        return {"device_ns": None, "end_ns": start + 4 * MS, "host_ns": 4 * MS}
+
+    trace = trace_of(passes, shown(passes, Metric.SM_ACTIVE), columns=called)
+
+    for phase, value in SM.items():
+        found = counters(trace, phase).sm_active
+        assert found is not None
+        if found.sure is not None:
+            assert found.sure == pytest.approx(value, abs=0.05)
+    assert found is not None and found.sure is not None
+
+
 def test_a_draft_model_is_not_the_target() -> None:
     """Drafting between the steps has its own value, and neither phase gets any of it."""
     passes: list[Ran] = []
