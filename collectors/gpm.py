@@ -11,6 +11,7 @@ averages, with the source ``gpm.counters``, as long as the two agree.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from phaseprof.collectors.base import Availability
 from phaseprof.collectors.gpm_metrics import (
@@ -42,8 +43,16 @@ AGREE_WITHIN = 0.05
 AGREE_OVER = 10
 
 _HZ_PER_MHZ = 1e6
-#: NVML's numbers of the clocks (nvmlClockType_t).
-_CLOCKS = ((1, Metric.SM_CLOCK), (2, Metric.MEMORY_CLOCK))
+
+
+@dataclass(slots=True)
+class _Clock:
+    """A clock that is read beside the counters: its number (nvmlClockType_t), how often, and when next."""
+
+    number: int
+    metric: Metric
+    every_ns: int
+    due_ns: int = 0
 
 
 class GpmSampler:
@@ -63,8 +72,13 @@ class GpmSampler:
         self._sink = sink
         self._begin_ns: int | None = None
         self._failures = 0
-        self._clock_failed: set[int] = set()
+        self._clocks_left = [
+            _Clock(1, Metric.SM_CLOCK, 0),
+            # It hardly ever changes.
+            _Clock(2, Metric.MEMORY_CLOCK, 1_000_000_000),
+        ]
         self._averages: Sequence[Average] = ()
+        self._numbers: tuple[int, ...] = ()
         self._counters = _Counters(frozenset())
         self._reader: GpmReader | None = None
         try:
@@ -100,6 +114,7 @@ class GpmSampler:
         if refusal is not None:
             raise refusal
         self._averages = [a for a in AVERAGES if a.number in found.present]
+        self._numbers = tuple(average.number for average in self._averages)
         self._counters = _Counters(found.present)
         if not self._averages:
             raise CannotSample(f"the driver gives no metric of GPM for {self._name}")
@@ -141,35 +156,29 @@ class GpmSampler:
         self._driver.close()
 
     def _rows(self, reader: GpmReader, begin: int, end: int) -> list[Sample]:
-        answers = reader.between([average.number for average in self._averages])
-        if not answers.values and answers.states:
-            raise NvmlError(next(iter(answers.states.values())), "nvmlGpmMetricsGet")
-        shares: dict[Metric, tuple[str, float]] = {
-            average.metric: ("gpm", answers.values[average.number] * average.unit)
+        answers = reader.between((*self._numbers, *self._counters.numbers))
+        if not any(number in answers.values for number in self._numbers):
+            states = answers.states.values()
+            raise NvmlError(next(iter(states), NvmlState.NO_DATA), "nvmlGpmMetricsGet")
+        averages = {
+            average.metric: answers.values[average.number] * average.unit
             for average in self._averages
             if average.number in answers.values
         }
-        exact = self._counted(reader, shares)
-        shares |= {metric: ("gpm.counters", value) for metric, value in exact.items()}
-        shares |= {metric: ("gpm", value) for metric, value in self._clocks()}
-        return [
-            Sample(begin, end, self._device, source, metric, value)
-            for metric, (source, value) in shares.items()
-        ]
-
-    def _counted(
-        self, reader: GpmReader, shares: Mapping[Metric, tuple[str, float]]
-    ) -> Mapping[Metric, float]:
-        if not self._counters.numbers:
-            return {}
-        try:
-            answers = reader.between(self._counters.numbers)
-        except NvmlError:
-            # The averages of the window are there all the same.
-            self._counters.forget()
-            return {}
-        averages = {metric: value for metric, (_, value) in shares.items()}
         exact = self._counters.shares(answers, averages)
+        rows = [
+            Sample(begin, end, self._device, "gpm", metric, value)
+            for metric, value in averages.items()
+            if metric not in exact
+        ]
+        rows += [
+            Sample(begin, end, self._device, "gpm.counters", metric, value)
+            for metric, value in exact.items()
+        ]
+        rows += [
+            Sample(begin, end, self._device, "gpm", metric, value)
+            for metric, value in self._clocks(end)
+        ]
         for metric in self._counters.take_doubted():
             self._sink.note(
                 NotMeasured(
@@ -177,21 +186,22 @@ class GpmSampler:
                     "the driver's counter of cycles does not agree with its average, which is used instead",
                 )
             )
-        return exact
+        return rows
 
-    def _clocks(self) -> list[tuple[Metric, float]]:
+    def _clocks(self, now: int) -> list[tuple[Metric, float]]:
         found = []
-        for number, metric in _CLOCKS:
-            if number in self._clock_failed:
+        for clock in self._clocks_left[:]:
+            if now < clock.due_ns:
                 continue
             try:
-                mhz = self._driver.ask("nvmlDeviceGetClockInfo", self._gpu.whole, number)
+                mhz = self._driver.ask("nvmlDeviceGetClockInfo", self._gpu.whole, clock.number)
             except NvmlError as error:
                 if error.state.lasting:
                     # The collector `nvml` says so; here they are beside the point.
-                    self._clock_failed.add(number)
+                    self._clocks_left.remove(clock)
             else:
-                found.append((metric, float(mhz) * _HZ_PER_MHZ))
+                clock.due_ns = now + clock.every_ns
+                found.append((clock.metric, float(mhz) * _HZ_PER_MHZ))
         return found
 
     def _say_missing(self, found: Look) -> None:
@@ -221,10 +231,6 @@ class _Counters:
     def numbers(self) -> list[int]:
         """What is to be asked for."""
         return [ELAPSED, *(counter.number for counter in self._ours)] if self._ours else []
-
-    def forget(self) -> None:
-        """The next reading has none before it."""
-        self._last = {}
 
     def shares(self, answers: Answers, averages: Mapping[Metric, float]) -> Mapping[Metric, float]:
         """The metrics since the last reading, of those counters that are known to agree with the averages."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +41,7 @@ class GpmReader:
         self._driver = driver
         self._gpu = gpu
         self._buffers: list[Any] = []
+        self._calls: dict[tuple[int, ...], _MetricsCall] = {}
         try:
             for _ in range(2):
                 self._buffers.append(driver.ask("nvmlGpmSampleAlloc"))
@@ -71,7 +74,7 @@ class GpmReader:
         """The newer sample is the older one of the next pair."""
         self._buffers.reverse()
 
-    def between(self, numbers: Sequence[int]) -> Answers:
+    def between(self, numbers: tuple[int, ...]) -> Answers:
         """Metrics between the two samples.
 
         Args:
@@ -80,21 +83,17 @@ class GpmReader:
         Raises:
             NvmlError: If the call fails for all of them.
         """
-        binding = self._driver.binding
-        asked = binding.c_nvmlGpmMetricsGet_t()
-        asked.version = binding.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = len(numbers)
-        asked.sample1, asked.sample2 = self._buffers
-        for place, number in enumerate(numbers):
-            asked.metrics[place].metricId = number
-        self._driver.ask("nvmlGpmMetricsGet", asked)
+        call = self._calls.get(numbers)
+        if call is None:
+            call = self._calls[numbers] = _MetricsCall(self._driver.binding, numbers)
+        call.asked.sample1, call.asked.sample2 = self._buffers
+        self._driver.ask("nvmlGpmMetricsGet", call.asked)
         values, states = {}, {}
-        for place, number in enumerate(numbers):
-            entry = asked.metrics[place]
-            if entry.nvmlReturn == 0:
-                values[number] = float(entry.value)
+        for number, code, value in call.answers():
+            if code == 0:
+                values[number] = value
             else:
-                states[number] = state_of(int(entry.nvmlReturn))
+                states[number] = state_of(code)
         return Answers(values, states)
 
     def close(self) -> None:
@@ -103,3 +102,41 @@ class GpmReader:
             with contextlib.suppress(NvmlError):
                 self._driver.ask("nvmlGpmSampleFree", buffer)
         self._buffers = []
+
+
+class _MetricsCall:
+    """The structure of a call, filled once: nvidia-ml-py's fields are slow to set and to read.
+
+    Args:
+        binding: The module nvidia-ml-py.
+        numbers: NVML's numbers of the metrics.
+    """
+
+    #: `nvmlGpmMetric_t`: number, return code, value, and three names that stay unread.
+    _ENTRY = struct.Struct("@IId3P")
+
+    def __init__(self, binding: Any, numbers: Sequence[int]) -> None:
+        kind = binding.c_nvmlGpmMetricsGet_t
+        self.asked = kind()
+        self.asked.version = binding.NVML_GPM_METRICS_GET_VERSION
+        self.asked.numMetrics = len(numbers)
+        for place, number in enumerate(numbers):
+            self.asked.metrics[place].metricId = number
+        self._count = len(numbers)
+        # Bindings whose structure has grown are read field by field.
+        size = ctypes.sizeof(binding.c_nvmlGpmMetric_t)
+        begin = kind.metrics.offset
+        self._view: memoryview | None = None
+        if size == self._ENTRY.size:
+            whole = memoryview(self.asked).cast("B")
+            self._view = whole[begin : begin + size * self._count]
+
+    def answers(self) -> Iterator[tuple[int, int, float]]:
+        """Number, return code and value of each metric."""
+        if self._view is not None:
+            for number, code, value, *_ in self._ENTRY.iter_unpack(self._view):
+                yield number, code, value
+            return
+        for place in range(self._count):
+            entry = self.asked.metrics[place]
+            yield int(entry.metricId), int(entry.nvmlReturn), float(entry.value)

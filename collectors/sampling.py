@@ -18,7 +18,7 @@ from phaseprof.collectors.base import Availability, failure
 from phaseprof.collectors.sampler_thread import SamplerThread
 from phaseprof.errors import NotMeasured
 from phaseprof.evidence import EvidenceSink, PassWindow
-from phaseprof.metrics import Metric, is_possible
+from phaseprof.metrics import Metric, is_possible, valid_range
 from phaseprof.records import Sample
 from phaseprof.trace.meta import Device
 
@@ -35,6 +35,9 @@ AGAIN_NS = 5_000_000_000
 #: After so long a reading counts as hanging; opening a device may start a process to look first.
 SAMPLE_PATIENCE_S = 5.0
 OPEN_PATIENCE_S = 30.0
+
+#: For the common case, in which every value is believed.
+_RANGES = {metric.value: valid_range(metric) for metric in Metric}
 
 
 class CannotSample(Exception):
@@ -155,7 +158,9 @@ class SampledCollector:
     def believed(self, rows: Sequence[Sample], sink: EvidenceSink) -> Sequence[Sample]:
         """The rows without those whose value the metric cannot have, which are said once a metric."""
         for row in rows:
-            if not is_possible(Metric(row.metric), row.value):
+            least, greatest = _RANGES[row.metric]
+            # False for what is no number, too.
+            if not least <= row.value <= greatest:
                 break
         else:
             return rows

@@ -321,7 +321,8 @@ class Recorder:
 
     def _guard(self, step: Callable[[], None]) -> None:
         if self._broken:
-            self._queue.clear()
+            for waiting in (self._queue, self._samples, self._kernels):
+                waiting.clear()
             # Nobody has to wait for what will not be written.
             self._flushed.set()
             return

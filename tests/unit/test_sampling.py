@@ -23,7 +23,7 @@ from phaseprof.errors import NotMeasured
 from phaseprof.evidence import EvidenceSink
 from phaseprof.metrics import Metric
 from phaseprof.records import Kernel, Sample
-from phaseprof.trace.meta import Device
+from phaseprof.trace.meta import CollectorCost, Device
 
 GPU = Device("NVIDIA Test", "cuda", 0, 132, None, 80 * 10**9, "cuda|test", "GPU-1")
 OTHER = Device("NVIDIA Test", "cuda", 1, 132, None, 80 * 10**9, "cuda|test", "GPU-2")
@@ -48,6 +48,9 @@ class Sink:
 
     def note(self, what: NotMeasured) -> None:
         self.notes.append(what)
+
+    def spent(self, cost: CollectorCost) -> None:
+        raise AssertionError("samplers open no windows")
 
     def sampling_of(self, key: str) -> bool:
         self.asked.append(key)
@@ -354,7 +357,8 @@ def test_the_end_does_not_wait_for_a_call_that_hangs(at: str) -> None:
     good.device_seen(GPU)
     bad.start(sink)
     bad.device_seen(GPU)
-    until(lambda: going_on.readings > 0 and (at == "close" or hanging.hangs.is_set()))
+    until(lambda: going_on.readings > 0)
+    until(hanging.hangs.is_set if at == "sample" else lambda: hanging.inner.readings > 0)
     bad.stop()
     good.stop()
     assert hanging.hangs.is_set() and not hanging.back.is_set()
