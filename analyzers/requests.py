@@ -22,6 +22,7 @@ from phaseprof.analyzers.columns import (
     scalar,
     total,
 )
+from phaseprof.analyzers.gaps import ends_ns
 from phaseprof.analyzers.results import RequestFigures
 from phaseprof.records import Finish, Warmup
 from phaseprof.trace.columns import to_column
@@ -275,7 +276,7 @@ def _with_times(steps: pa.Table, passes: pa.Table, order: pa.Array) -> pa.Table:
     pass_row = order.take(pc.subtract(key, pc.multiply(request, passes.num_rows)))
     token_ns = pc.if_else(
         pc.greater(column(steps, "tokens"), 0),
-        int_column(passes, "end_ns").take(pass_row),
+        ends_ns(passes).take(pass_row),
         pa.scalar(None, pa.int64()),
     )
     # Only what the user called a warm-up makes a request one: a first or compiling pass may belong to one that counts.

@@ -1,13 +1,29 @@
-"""Requests as they are served: tokens and their times, per request of a batch."""
+"""Requests as they are served: tokens and their times, per request of a batch.
+
+A token is there when the device has computed it, which may be long after the call of its pass has returned.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from phaseprof.records import Finish, ForwardPass, Request, Warmup
 from phaseprof.sequences import Batch, rows_of
+from phaseprof.timers import Span
+
+
+@dataclass(slots=True)
+class _Late:
+    """Tokens of a pass whose time on the device was not known when it ended: ``count`` of them from ``place`` on."""
+
+    place: int
+    count: int
+    start_ns: int
+    end_ns: int
+    span: Span
 
 
 @dataclass(slots=True)
@@ -26,6 +42,8 @@ class Served:
         warmup: The strongest reason of its passes to keep them out of steady-state figures.
         profiled: A costly collector ran during one of them.
         hidden: They are no requests of a user (a draft model's): no row is put.
+        late: Tokens that may have been there later than `token_ns` says, in order.
+        lag_ns: How much later the last token was there, of which that is known.
     """
 
     batch: Batch
@@ -39,6 +57,8 @@ class Served:
     warmup: Warmup | None = None
     profiled: bool = False
     hidden: bool = False
+    late: deque[_Late] = field(default_factory=deque)
+    lag_ns: int = 0
 
     def began_pass(self, start_ns: int) -> None:
         """A pass of the batch began."""
@@ -46,8 +66,27 @@ class Served:
             self.first_start_ns = start_ns
             self.outputs = [0] * len(self.batch.request_ids)
 
-    def yielded(self, end_ns: int, step: int, tokens: int = 1) -> None:
-        """A pass ended that yields tokens for every row that goes on."""
+    def yielded(
+        self,
+        end_ns: int,
+        step: int,
+        tokens: int = 1,
+        *,
+        start_ns: int = 0,
+        span: Span | None = None,
+    ) -> None:
+        """A pass ended that yields tokens for every row that goes on.
+
+        Args:
+            end_ns: When its call returned, monotonic clock.
+            step: Its step.
+            tokens: For each row.
+            start_ns: When it was called.
+            span: Its time on the device, if that has one of its own.
+        """
+        if span is not None:
+            self._know()
+            self.late.append(_Late(len(self.token_ns), tokens, start_ns, end_ns, span))
         self.token_ns += [end_ns] * tokens
         self.token_steps += [step] * tokens
         for row in range(len(self.outputs)):
@@ -56,6 +95,8 @@ class Served:
 
     def accepted(self, tokens: int) -> None:
         """The pass before yielded that many accepted drafts besides its own token."""
+        if self.late and self.late[-1].place + self.late[-1].count == len(self.token_ns):
+            self.late[-1].count += tokens
         self.token_ns += self.token_ns[-1:] * tokens
         self.token_steps += self.token_steps[-1:] * tokens
         for row in range(len(self.outputs)):
@@ -66,6 +107,7 @@ class Served:
         """The prompt goes on: what was yielded so far were not its tokens."""
         self.token_ns.clear()
         self.token_steps.clear()
+        self.late.clear()
         self.outputs = [0] * len(self.outputs)
 
     def note(self, row: ForwardPass) -> None:
@@ -85,10 +127,11 @@ class Served:
             error: They ended by an exception.
             known_end: An engine said that they ended; else (a hand-written loop) nothing did.
         """
+        token_ns = self._times(finished_ns)
         for request_id, rows in rows_of(self.batch.request_ids).items():
             outputs = [self.outputs[row] for row in rows] if self.outputs else [0]
             longest = max(outputs)
-            times = self.token_ns[:longest] if longest else []
+            times = token_ns[:longest] if longest else []
             first_ns = times[0] if times else None
             yield Request(
                 request_id=request_id,
@@ -110,6 +153,29 @@ class Served:
                 profiled=self.profiled,
             )
 
+    def _know(self) -> None:
+        """Correct the times of tokens whose time on the device has become known."""
+        while self.late and (self.late[0].span.device_ns is not None or self.late[0].span.lost):
+            tokens = self.late.popleft()
+            device_ns = tokens.span.device_ns
+            if device_ns is not None:
+                self.lag_ns = max(tokens.start_ns + device_ns - tokens.end_ns, 0)
+                _delay(self.token_ns, tokens, self.lag_ns)
+
+    def _times(self, finished_ns: int | None) -> list[int]:
+        """When each token was there. Those whose time on the device is still to come are taken to be as late as the one
+        before them, and no later than the end."""
+        self._know()
+        if not self.late or not self.lag_ns:
+            return self.token_ns
+        times = list(self.token_ns)
+        for tokens in self.late:
+            lag_ns = self.lag_ns
+            if finished_ns is not None:
+                lag_ns = min(lag_ns, max(finished_ns - tokens.end_ns, 0))
+            _delay(times, tokens, lag_ns)
+        return times
+
     def _finish(
         self, longest: int, finished_ns: int | None, error: bool, known_end: bool
     ) -> Finish | None:
@@ -120,6 +186,13 @@ class Served:
         if not known_end:
             return Finish.UNKNOWN
         return Finish.LENGTH if longest == self.max_output else Finish.STOP
+
+
+def _delay(times: list[int], tokens: _Late, lag_ns: int) -> None:
+    """Set tokens back, but never before the one in front of them."""
+    before = times[tokens.place - 1] if tokens.place else 0
+    at = max(tokens.end_ns + lag_ns, before)
+    times[tokens.place : tokens.place + tokens.count] = [at] * tokens.count
 
 
 def _minus(later: int | None, earlier: int) -> int | None:

@@ -218,7 +218,13 @@ class Loops:
         self._serving.rows.put(event, pending.ids, tokens, tag, past=pending.past)
         if event.error is None:
             batch.advance(past=pending.past, query=event.query, cached=True)
-            loop.served.yielded(event.end_ns, pending.ids.step, outcome.accepted_tokens + 1)
+            loop.served.yielded(
+                event.end_ns,
+                pending.ids.step,
+                outcome.accepted_tokens + 1,
+                start_ns=event.start_ns,
+                span=event.span,
+            )
 
     def _begin(self, key: _Key, name: str, event: PassSeen, past: int, guest_of: int) -> _Loop:
         host = f"{self._serving.process}.g{guest_of}" if guest_of else self._serving.process

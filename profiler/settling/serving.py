@@ -69,7 +69,7 @@ class Serving:
             if event.cache:
                 self.on_cache[event.cache] = batch
             if batch.end >= batch.prompt:
-                served.yielded(event.end_ns, ids.step)
+                served.yielded(event.end_ns, ids.step, start_ns=event.start_ns, span=event.span)
         if first:
             self.put_requests(served, finished_ns=None)
         return row

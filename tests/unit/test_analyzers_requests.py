@@ -157,6 +157,18 @@ def test_a_request_cut_off_in_its_prefill_has_no_first_token() -> None:
     assert chunked.output_tokens == 1
 
 
+def test_a_rebuilt_token_is_there_when_the_device_has_computed_it() -> None:
+    """Calls of 4 ms, every 12 ms; 9 ms on the device for the prompt, 7 for each step."""
+    timeline = Timeline(gap_ns=8 * MS)
+    timeline.add("prefill", 4, tokens=8, device_ns=9 * MS)
+    for past in (8, 9):
+        timeline.add("decode", 4, past=past, prompt=8, device_ns=7 * MS)
+    figures = report_of(timeline, complete=False).requests
+    assert figures.ttft_ms == Percentiles(1, 9.0, 9.0, 9.0)
+    # The second token is there at 12 + 7 ms, the third 12 later.
+    assert figures.itl_ms == Percentiles(2, 10.0, 12.0, 12.0)
+
+
 @pytest.mark.parametrize(("warmup", "count"), [("requested", 1), ("first", 2)])
 def test_rebuilt_requests_are_warmup_only_if_the_user_said_so(warmup: str, count: int) -> None:
     timeline = cut_off()

@@ -456,6 +456,60 @@ def test_what_was_accepted_does_not_undo_the_device_time(
     assert (row.accepted_tokens, row.device_ns, row.may_change) == (2, 3 * MS, False)
 
 
+@pytest.mark.parametrize("last", [9 * MS, None], ids=["known", "not known yet"])
+def test_tokens_are_there_when_the_device_has_computed_them(
+    settler: Settler, rows: Rows, last: int | None
+) -> None:
+    """Calls of 4 ms every 10 ms, and 9 ms on the device for each: a token is 9 ms after the call of its pass. What is
+    not known of the last one is taken to be as it was before."""
+    arrival = generation(settler, 1)
+    prompt(settler, 1, 5)
+    spans = [Later(), Later(), Later()]
+    settler.handle(seen(generation=1, query=5, span=spans[0]))
+    assert rows.requests["p7.g1.r0"].ttft_ns == 14 * MS
+    for past, span in enumerate(spans[1:], start=5):
+        spans[past - 5].device_ns = 9 * MS
+        settler.handle(seen(generation=1, past=past, span=span))
+    spans[2].device_ns = last
+    end = next(_clock)
+    settler.handle(GenerationEnded(1, end, None))
+    request = rows.requests["p7.g1.r0"]
+    assert request.first_token_ns == OFFSET + arrival + 19 * MS
+    assert (request.ttft_ns, request.tpot_ns, request.itl_ns) == (
+        19 * MS,
+        10 * MS,
+        (10 * MS, 10 * MS),
+    )
+
+
+def test_a_token_that_is_estimated_is_not_later_than_the_end(settler: Settler, rows: Rows) -> None:
+    generation(settler, 1)
+    prompt(settler, 1, 5)
+    first, second = Later(30 * MS), Later()
+    settler.handle(seen(generation=1, query=5, span=first))
+    for _ in range(2):
+        next(_clock)
+    event = seen(generation=1, past=5, span=second)
+    settler.handle(event)
+    settler.handle(GenerationEnded(1, event.end_ns + 3 * MS, None))
+    request = rows.requests["p7.g1.r0"]
+    assert request.ttft_ns == 40 * MS
+    assert request.itl_ns == (7 * MS,)
+
+
+def test_accepted_drafts_are_there_with_their_pass(settler: Settler, rows: Rows) -> None:
+    generation(settler, 1)
+    prompt(settler, 1, 9, speculative=True)
+    span = Later()
+    settler.handle(seen(generation=1, query=9, span=Later(4 * MS)))
+    settler.handle(seen(generation=1, past=9, query=4, span=span))
+    settler.handle(seen(generation=1, past=12, span=Later(4 * MS)))
+    span.device_ns = 8 * MS
+    settler.handle(GenerationEnded(1, next(_clock), None))
+    # One with the prompt, three with the verification 4 ms late, one with the last pass.
+    assert rows.requests["p7.g1.r0"].itl_ns == (14 * MS, 0, 0, 6 * MS)
+
+
 def test_a_slow_device_does_not_hold_up_the_passes_of_another(settler: Settler, rows: Rows) -> None:
     slow, quick = Later(), Later()
     settler.handle(seen(query=5, span=slow, cache=1))
