@@ -12,6 +12,8 @@ LEAN = Lean(
         [
             *("passes.context_tokens", "passes.attention_pairs", "passes.compiled", "passes.graph"),
             *("passes.slices.phase", "passes.experts_read", "passes.kv_held_bytes"),
+            *("passes.slices.cached", "passes.slices.recomputed"),
+            *("passes.slices.drafts", "passes.slices.accepted"),
             *("passes.kv_allocated_bytes", "passes.cache_copy_bytes"),
             *("requests.first_token_ns", "requests.cached_tokens", "requests.preemptions"),
             # Of an engine, these tell which step a slow token came from: see `ENGINE_LEAN`.

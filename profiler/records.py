@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phaseprof.phases import Phase, Role, TagSource
 
@@ -36,9 +37,9 @@ class Finish(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The part of a pass that belongs to one sequence. Field names are those of the trace.
+class Slice(NamedTuple):
+    """The part of a pass that belongs to one sequence. Field names are those of the trace. A step of an engine has
+    hundreds of them, hence no dataclass.
 
     Attributes:
         request_id: The request that the sequence belongs to.
@@ -46,6 +47,10 @@ class Slice:
         query: Tokens computed (padding not counted).
         past: Tokens in the cache before the pass (padding not counted).
         prompt: Tokens that the request came with.
+        cached: Tokens of the prompt that it found in the cache at this pass, computed for another request or call.
+        recomputed: Those of `query` at positions that had been computed before.
+        drafts: Those of `query` that are drafts under verification.
+        accepted: Drafts that were accepted and kept; None if not known.
     """
 
     request_id: str
@@ -53,6 +58,10 @@ class Slice:
     query: int
     past: int
     prompt: int
+    cached: int = 0
+    recomputed: int = 0
+    drafts: int = 0
+    accepted: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,11 @@ SLICE_TYPE = pa.struct(
         pa.field("query", _I64, nullable=False),
         pa.field("past", _I64, nullable=False),
         pa.field("prompt", _I64, nullable=False),
+        # Added to a table that exists: null in older traces.
+        pa.field("cached", _I64),
+        pa.field("recomputed", _I64),
+        pa.field("drafts", _I64),
+        pa.field("accepted", _I64),
     ]
 )
 
@@ -146,7 +151,10 @@ PASSES = TableSpec(
         Column(
             "slices",
             pa.list_(pa.field("item", SLICE_TYPE, nullable=False)),
-            "One entry a sequence: `request_id`, `phase` of its part, `query`, `past`, `prompt` in tokens.",
+            "One entry a sequence, in tokens: `request_id`, `phase` of its part, `query` (computed), `past` (in the "
+            "cache before), `prompt`, `cached` (of the prompt, found in the cache at this pass), `recomputed` and "
+            "`drafts` (of `query`), `accepted` (of the drafts; null if not known). The last four are null in older "
+            "traces.",
         ),
         Column(
             "flops",

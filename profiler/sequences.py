@@ -105,9 +105,20 @@ class Batch:
             prefill += one.split.prefill
             decode += one.split.decode
             recomputed += one.split.recomputed
-            cached += min(one.past, one.prompt) if self.passes == 0 else 0
+            met = min(one.past, one.prompt) if self.passes == 0 else 0
+            cached += met
             phase = _label(forced, one.split)
-            slices.append(Slice(request_id, phase, one.tokens, one.past, one.prompt))
+            slices.append(
+                Slice(
+                    request_id,
+                    phase,
+                    one.tokens,
+                    one.past,
+                    one.prompt,
+                    cached=met,
+                    recomputed=one.split.recomputed,
+                )
+            )
         phase = _label(forced, TokenSplit(prefill, decode, recomputed))
         return PassTokens(phase, prefill, decode, recomputed, padding, cached, tuple(slices))
 
@@ -133,12 +144,19 @@ class Batch:
         rows = len(self.request_ids)
         one = self._split(past, query, self.prompt, self.computed, forced)
         phase = _label(forced, one)
+        met = min(past, self.prompt) if self.passes == 0 else 0
         slices = tuple(
-            Slice(request_id, phase, query, past, self.prompt) for request_id in self.request_ids
+            Slice(request_id, phase, query, past, self.prompt, met, one.recomputed)
+            for request_id in self.request_ids
         )
-        cached = min(past, self.prompt) * rows if self.passes == 0 else 0
         return PassTokens(
-            phase, one.prefill * rows, one.decode * rows, one.recomputed * rows, 0, cached, slices
+            phase,
+            one.prefill * rows,
+            one.decode * rows,
+            one.recomputed * rows,
+            0,
+            met * rows,
+            slices,
         )
 
     def _divide_row(self, row: int, past: int, query: int, forced: Phase | None) -> _RowPart:
@@ -179,6 +197,15 @@ class _RowPart:
 
 def _label(forced: Phase | None, tokens: TokenSplit) -> Phase:
     return forced if forced is not None else phase_of(tokens.prefill, tokens.decode)
+
+
+def with_drafts(slices: tuple[Slice, ...], drafts: int, accepted: int | None) -> tuple[Slice, ...]:
+    """The slices of a pass in which every row verifies as many drafts and keeps as many, with that in each."""
+    rows = len(slices)
+    if not drafts or not rows or drafts % rows:
+        return slices
+    kept = None if accepted is None or accepted % rows else accepted // rows
+    return tuple(one._replace(drafts=drafts // rows, accepted=kept) for one in slices)
 
 
 def request_ids(prefix: str, rows: int, sequences_per_request: int = 1) -> tuple[str, ...]:

@@ -305,7 +305,8 @@ class Continuous:
         prefill = decode = recomputed = cached = 0
         for index, (request, query, past) in enumerate(step.parts):
             surplus = _surplus(request, index, taken)
-            cached += 0 if surplus else request.meets(past)
+            met = 0 if surplus else request.meets(past)
+            cached += met
             part = TokenSplit(0, 0, 0)
             if not surplus:
                 part = split(
@@ -316,7 +317,9 @@ class Continuous:
             recomputed += part.recomputed
             phase = phase_of(part.prefill, part.decode)
             tokens = part.prefill + part.decode
-            slices.append(Slice(request.request_id, phase, tokens, past, request.prompt))
+            slices.append(
+                Slice(request.request_id, phase, tokens, past, request.prompt, met, part.recomputed)
+            )
             if not surplus and not failed:
                 request.computed = max(request.computed, past + query)
         packed = sum(query for _, query, _ in step.parts)

@@ -15,7 +15,7 @@ from phaseprof.events import (
 from phaseprof.phases import Role, TagSource
 from phaseprof.records import ForwardPass
 from phaseprof.requests import Served
-from phaseprof.sequences import Batch, request_ids
+from phaseprof.sequences import Batch, request_ids, with_drafts
 from phaseprof.settling.rows import PassIds, Tag
 from phaseprof.settling.serving import Serving, padding_of, past_of
 from phaseprof.settling.virtual import lengthen
@@ -220,7 +220,14 @@ class Generations:
         generation.verifying = None
         rejected = max(end - past, 0) * row.sequences
         accepted = max(row.draft_tokens - rejected, 0)
-        self._serving.rows.send(replace(row, accepted_tokens=accepted, may_change=False))
+        self._serving.rows.send(
+            replace(
+                row,
+                accepted_tokens=accepted,
+                slices=with_drafts(row.slices, row.draft_tokens, accepted),
+                may_change=False,
+            )
+        )
         if generation.served is not None:
             generation.served.accepted(accepted // row.sequences)
 

@@ -11,7 +11,7 @@ from phaseprof.events import ModelSeen, PassSeen
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.records import EngineStep, ForwardPass, Request, Warmup
 from phaseprof.routing import Routing
-from phaseprof.sequences import PassTokens
+from phaseprof.sequences import PassTokens, with_drafts
 from phaseprof.timers import Span
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.count import Adapted, Rows, Work, can_count_experts, count, pairs
@@ -203,7 +203,10 @@ class PassRows:
             context_tokens=context,
             attention_pairs=attended,
             logits_tokens=event.logits,
-            slices=tokens.slices,
+            # A packed pass knows the drafts of each sequence.
+            slices=tokens.slices
+            if packing is not None
+            else with_drafts(tokens.slices, tag.drafts, tag.accepted),
             flops=None if work is None else work.flops,
             weight_bytes=None if work is None else work.weight_bytes,
             kv_read_bytes=None if work is None else work.kv_read_bytes,

@@ -154,5 +154,6 @@ class Settler:
         tokens = batch.divide(past=past, query=event.query, forced=forced)
         role = Role.ENCODER if event.encoder else Role.TARGET
         # What it found in a cache is no prompt that a request was spared.
-        tokens = replace(tokens, cached=0)
+        slices = tuple(one._replace(cached=0) for one in tokens.slices)
+        tokens = replace(tokens, cached=0, slices=slices)
         self._rows.put(event, ids, tokens, Tag(TagSource.INFERRED, role=role), past=past)

@@ -252,41 +252,45 @@ class Steps:
                 continue
             if request.guessed and request.outputs == 0:
                 request.prompt = max(request.prompt, past + query)
+            met = again = 0
             if past != request.computed or not request.begun:
-                cached += request.meets(past)
+                met = request.meets(past)
+                cached += met
             if ran.encodes:
-                slices.append(Slice(name, Phase.ENCODE, query, past, request.prompt))
+                phase = Phase.ENCODE
             elif past >= request.prompt and past >= request.computed:
                 # Most tokens are of requests that decode.
                 decode += query
-                slices.append(Slice(name, Phase.DECODE, query, past, request.prompt))
+                phase = Phase.DECODE
             else:
                 part = split(
                     prompt=request.prompt, past=past, query=query, computed=request.computed
                 )
                 prefill += part.prefill
                 decode += part.decode
-                recomputed += part.recomputed
-                slices.append(
-                    Slice(name, phase_of(part.prefill, part.decode), query, past, request.prompt)
-                )
+                again = part.recomputed
+                recomputed += again
+                phase = phase_of(part.prefill, part.decode)
             asked = drafts.get(name, 0)
             drafted += asked
-            if step.error is not None:
-                told &= not asked
-                continue
             count, tokens = got.get(name, (None, ()))
-            if count is None and asked:
+            if asked and (step.error is not None or count is None):
                 # Nobody told what was accepted: what stands for certain is what was computed without drafts.
                 told = False
-                request.computed = max(request.computed, past + query - asked)
-                request.end = None
-                continue
-            kept = request.takes(count, tokens) if count else 0
-            rejected = asked - min(max((count or 0) - 1, 0), asked) if asked else 0
-            accepted += min(max(kept - 1, 0), asked)
-            request.end = past + query - rejected
-            request.computed = max(request.computed, request.end)
+                taken = None
+                if step.error is None:
+                    request.computed = max(request.computed, past + query - asked)
+                    request.end = None
+            elif step.error is not None:
+                taken = 0
+            else:
+                kept = request.takes(count, tokens) if count else 0
+                rejected = asked - min(max((count or 0) - 1, 0), asked) if asked else 0
+                taken = min(max(kept - 1, 0), asked)
+                accepted += taken
+                request.end = past + query - rejected
+                request.computed = max(request.computed, request.end)
+            slices.append(Slice(name, phase, query, past, request.prompt, met, again, asked, taken))
         self._put(
             step,
             PassTokens(

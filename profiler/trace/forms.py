@@ -134,12 +134,15 @@ def _cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _cast_structs(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Lists of structs field by field: a cast of Arrow's own makes no dictionaries inside."""
+    """Lists of structs field by field: a cast of Arrow's own makes no dictionaries inside. A field that an older
+    version did not write is null."""
     if not (pa.types.is_list(values.type) and pa.types.is_struct(values.type.value_type)):
         return values.cast(kind)
     structs = values.values
     parts = [
         _cast(pa.chunked_array([structs.field(part.name)]), part.type).combine_chunks()
+        if structs.type.get_field_index(part.name) >= 0
+        else pa.nulls(len(structs), part.type)
         for part in kind.value_type
     ]
     inner = pa.StructArray.from_arrays(parts, fields=list(kind.value_type))

@@ -28,7 +28,13 @@ INTEGERS = pa.list_(pa.field("item", pa.int64(), nullable=False))
 int64 = st.integers(-(2**63), 2**63 - 1)
 int32 = st.integers(-(2**31), 2**31 - 1)
 text = st.text(max_size=12)
-slices = st.builds(Slice, text, st.sampled_from(Phase), int64, int64, int64)
+slices = st.builds(
+    Slice,
+    text,
+    st.sampled_from(Phase),
+    *[int64] * 6,
+    accepted=st.none() | int64,
+)
 
 #: Each type, and values of it that are no nulls.
 TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -47,7 +53,7 @@ NULLABLE = [kind for kind in TYPES if not pa.types.is_nested(kind)]
 def plain(value: Any) -> Any:
     """A value as `to_pylist` gives it."""
     if isinstance(value, Slice):
-        return {name: getattr(value, name) for name in Slice.__slots__}
+        return value._asdict()
     return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -121,8 +121,8 @@ def test_names_are_dictionaries(trace: Path) -> None:
     slices = schema.field("slices").type.value_type
     assert [(part.name, part.type) for part in slices] == [
         ("request_id", NAME),
-        ("query", pa.int32()),
-        ("prompt", pa.int32()),
+        *((name, pa.int32()) for name in ("query", "prompt", "cached", "recomputed", "drafts")),
+        ("accepted", pa.int32()),
     ]
 
 

@@ -21,6 +21,7 @@ from phaseprof.phases import Phase
 from phaseprof.records import Finish, Kernel
 from phaseprof.schema import KERNELS, SCHEMA_VERSION, TABLES
 from phaseprof.trace import reader as reading
+from phaseprof.trace.forms import Lean
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.reader import open_trace
 from phaseprof.trace.writer import TraceWriter, to_arrow
@@ -89,9 +90,9 @@ def test_a_trace_comes_back(trace: Path) -> None:
     first = opened.passes.slice(0, 1).to_pylist()[0]
     row = forward_pass(0)
     slices = first.pop("slices")
-    assert slices == [
-        {"request_id": "p1.g1.r0", "phase": "decode", "query": 1, "past": 9, "prompt": 9}
-    ]
+    (one,) = slices
+    assert [one.pop(name) for name in ("cached", "recomputed", "drafts", "accepted")] == [0] * 4
+    assert one == {"request_id": "p1.g1.r0", "phase": "decode", "query": 1, "past": 9, "prompt": 9}
     assert first.pop("rank") == 0
     assert first == {name: getattr(row, name) for name in first}
     assert opened.requests.column("itl_ns").to_pylist() == [[10_000_000, 10_000_000]]
@@ -368,6 +369,32 @@ def test_a_column_that_an_older_trace_lacks(trace: Path) -> None:
     assert opened.passes.column("flops").to_pylist() == [None, 269_000_000]
 
 
+def test_fields_of_slices_that_an_older_trace_lacks(trace: Path) -> None:
+    """Slices once told less: null in the rows of then, also where they are read lean, and nothing is wrong."""
+    write(trace, [0], [1])
+    old = ("request_id", "phase", "query", "past", "prompt")
+
+    def shorten(rows: pa.Table) -> pa.Table:
+        lists = rows.column("slices").combine_chunks()
+        fields = [field for field in lists.type.value_type if field.name in old]
+        parts = [lists.values.field(field.name) for field in fields]
+        shorter = pa.ListArray.from_arrays(
+            lists.offsets, pa.StructArray.from_arrays(parts, fields=fields)
+        )
+        return rows.set_column(rows.column_names.index("slices"), "slices", shorter)
+
+    rewrite(trace / FIRST, shorten)
+    whole = {"request_id": "p1.g1.r0", "phase": "decode", "query": 1, "prompt": 9}
+    names = ("cached", "recomputed", "drafts", "accepted")
+    for lean in (None, Lean(without=frozenset())):
+        opened = open_trace(trace, lean=lean)
+        assert opened.damage == ()
+        assert opened.passes.column("slices").to_pylist() == [
+            [{**whole, "past": 9, **dict.fromkeys(names)}],
+            [{**whole, "past": 10, **dict.fromkeys(names, 0)}],
+        ]
+
+
 def test_a_column_that_must_not_be_missing(trace: Path) -> None:
     write(trace, [0], [1])
     rewrite(trace / FIRST, lambda rows: rows.drop_columns(["flops", "host_ns", "compiled"]))
@@ -497,6 +524,10 @@ def test_polars_reads_the_folder(busy_trace: Path) -> None:
                 "query": polars.Int64,
                 "past": polars.Int64,
                 "prompt": polars.Int64,
+                "cached": polars.Int64,
+                "recomputed": polars.Int64,
+                "drafts": polars.Int64,
+                "accepted": polars.Int64,
             }
         )
     )

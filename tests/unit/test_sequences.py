@@ -173,8 +173,8 @@ def test_growth_without_a_cache() -> None:
         ("mixed", 12, 2, 12, 0, 0),
     ]
     assert [one.slices[1] for one in passes[1:]] == [
-        Slice("b", Phase.MIXED, query=6, past=0, prompt=5),
-        Slice("b", Phase.MIXED, query=7, past=0, prompt=5),
+        Slice("b", Phase.MIXED, query=6, past=0, prompt=5, recomputed=5),
+        Slice("b", Phase.MIXED, query=7, past=0, prompt=5, recomputed=6),
     ]
 
 

@@ -153,8 +153,9 @@ def test_values_reach_the_disk(writer: TraceWriter, trace: Path) -> None:
     writer.close()
     (stored,) = _rows(trace, "passes")
     slices = stored.pop("slices")
+    told = {"cached": 0, "recomputed": 0, "drafts": 0, "accepted": 0}
     assert slices == [
-        {"request_id": "p1.g1.r0", "phase": "decode", "query": 1, "past": 12, "prompt": 9}
+        {"request_id": "p1.g1.r0", "phase": "decode", "query": 1, "past": 12, "prompt": 9, **told}
     ]
     assert stored == {name: getattr(row, name) for name in stored}
     (stored,) = _rows(trace, "requests")
