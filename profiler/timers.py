@@ -134,6 +134,10 @@ class CudaEventTimer:
         self._cuda = cuda
         self._device = device
         self._captures = captures
+        # Looked up once: they are called for every pass.
+        self._is_capturing = cuda.is_current_stream_capturing
+        self._current_device = cuda.current_device
+        self._current_stream = cuda.current_stream
         self._pool: list[Any] = []
         self._open: deque[_EventSpan] = deque()
         self.failure: Exception | None = None
@@ -143,12 +147,15 @@ class CudaEventTimer:
         if self.failure is not None:
             return None
         try:
-            if self._capturing():
+            # The first two are the rule, without a call of ours.
+            if (
+                self._is_capturing() or self._current_device() != self._device
+            ) and self._capturing():
                 return _CAPTURED
-            if not self._captures.underway:
+            if self._open and not self._captures.underway:
                 self._resolve(self.AT_ONCE)
             event = self._event()
-            event.record(self._cuda.current_stream(self._device))
+            event.record(self._current_stream(self._device))
         except Exception as error:
             self._step_aside(error)
             return None
@@ -162,13 +169,16 @@ class CudaEventTimer:
             return mark
         begin, captures = mark
         try:
-            if self._capturing():
+            # The first two are the rule, without a call of ours.
+            if (
+                self._is_capturing() or self._current_device() != self._device
+            ) and self._capturing():
                 return _CAPTURED
             if len(self._open) >= self.MAX_OPEN:
                 self._pool.append(begin)
                 return None
             event = self._event()
-            event.record(self._cuda.current_stream(self._device))
+            event.record(self._current_stream(self._device))
         except Exception as error:
             self._step_aside(error)
             return None
@@ -190,17 +200,17 @@ class CudaEventTimer:
 
     def _capturing(self) -> bool:
         # torch tells it of the current device's current stream, and that device may be another one.
-        cuda = self._cuda
-        if cuda.is_current_stream_capturing():
+        if self._is_capturing():
             return True
-        if cuda.current_device() == self._device:
+        if self._current_device() == self._device:
             return False
-        with cuda.device(self._device):
-            return bool(cuda.is_current_stream_capturing())
+        with self._cuda.device(self._device):
+            return bool(self._is_capturing())
 
     def _resolve(self, at_most: int) -> None:
         # A span is taken before it is asked, so that no two threads resolve the same one.
-        for _ in range(at_most):
+        while at_most and self._open:
+            at_most -= 1
             try:
                 span = self._open.popleft()
             except IndexError:
@@ -218,7 +228,8 @@ class CudaEventTimer:
                 span.device_ns = elapsed_ns
             else:
                 span.lost = True
-            self._pool += (span.begin, span.end)
+            self._pool.append(span.begin)
+            self._pool.append(span.end)
 
     def _step_aside(self, error: Exception) -> None:
         # The device is in a state of error, which the workload has met or will: not for us to raise.
