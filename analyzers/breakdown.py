@@ -280,10 +280,13 @@ def _delays(rows: pa.Table) -> pa.Array:
 def _launched_together(rows: pa.Table) -> int:
     """Kernels that share the moment of their launch with others: one launch of a graph has many kernels."""
     launched = column(rows, "launched").drop_null()
-    if len(launched) == 0:
+    launched = launched.take(pc.sort_indices(launched))
+    if len(launched) < 2:
         return 0
-    _, runs = groups(launched)
-    return sum(length for _, _, length in runs if length > 1)
+    as_before = pc.equal(launched.slice(1), launched.slice(0, len(launched) - 1))
+    alone = pa.repeat(scalar(False, _BOOL), 1)
+    shared = pc.or_(pa.concat_arrays([alone, as_before]), pa.concat_arrays([as_before, alone]))
+    return int(pc.sum(shared).as_py())
 
 
 def _launched(rows: pa.Table) -> pa.Array:
