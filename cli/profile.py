@@ -317,10 +317,13 @@ def _measure(
         phaseprof.api.profile(subject.model, output, workload=facts, collect=collect) as prof,
     ):
         outcome = run_workload(subject.model, plan, progress=progress)
-        if placement.device == "cpu" and not outcome.interrupted:
-            progress("Looking at the operators of a few passes")
+        if not outcome.interrupted:
+            progress("Looking at what runs during a few passes")
             with prof.operator_window():
                 run_few_tokens(subject.model, plan)
+                if placement.device != "cpu":
+                    # A profiler that has just begun may lose the first kernels of a GPU.
+                    run_few_tokens(subject.model, plan)
         progress("Writing the trace")
     progress("Reading the trace")
     try:

@@ -147,10 +147,13 @@ def _measure(
                     share_prefix=bool(run.options.prefix_caching),
                     progress=progress,
                 )
-                if cpu and run.options.tensor_parallel == 1 and not outcome.interrupted:
-                    progress("Looking at the operators of a few steps")
+                if not outcome.interrupted:
+                    progress("Looking at what runs during a few steps")
                     with prof.operator_window():
                         run_few_requests(engine, run.plan, output)
+                        if not cpu:
+                            # A profiler that has just begun may lose the first kernels of a GPU.
+                            run_few_requests(engine, run.plan, output)
             progress("Ending the engine")
         progress("Writing the trace")
     progress("Reading the trace")
