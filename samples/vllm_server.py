@@ -174,8 +174,6 @@ def main() -> None:
         process, url = start(arguments, trace)
         try:
             seen = load(url, arguments)
-            # A server that is told to end kills its engine at once, unless --shutdown-timeout says otherwise.
-            time.sleep(ON_DISK_S)
         finally:
             end(process)
     compare(seen, trace)

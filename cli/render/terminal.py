@@ -243,7 +243,7 @@ def _latencies(report: Report, width: int) -> list[Text]:
         f"{units.count(number)} {what}"
         for number, what in (
             (requests.unfinished, "with no end in the trace"),
-            (requests.aborted, "ended by an error"),
+            (requests.aborted, "aborted or failed"),
         )
         if number
     ]

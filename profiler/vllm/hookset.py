@@ -17,6 +17,7 @@ from phaseprof.hooks.models import SeenModel
 from phaseprof.hooks.patching import Patch
 from phaseprof.hooks.state import Flags, ThreadState
 from phaseprof.vllm.core import CoreHook
+from phaseprof.vllm.ending import EndHook
 from phaseprof.vllm.seams import Seam, UnknownForm, unknown, version
 from phaseprof.vllm.worker import WorkerHook
 
@@ -48,6 +49,7 @@ class VllmHooks:
             emit=emit, state=state, flags=flags, on_model=on_model, note=note, failed=failed
         )
         self._core = CoreHook(emit=emit, flags=flags, note=note, failed=failed)
+        self._end = EndHook(failed=failed)
         self._patches: list[Patch] = []
         self._waiting: list[Removal] = []
 
@@ -81,7 +83,7 @@ class VllmHooks:
 
     def seams(self) -> tuple[Seam, ...]:
         """Every place of vLLM that is wrapped."""
-        return (*self._worker.seams(), *self._core.seams())
+        return (*self._worker.seams(), *self._core.seams(), *self._end.seams())
 
     def install(self, model: Any = None) -> None:
         """Set the hooks on what is imported, and on the rest as soon as it is.
@@ -99,6 +101,7 @@ class VllmHooks:
         self._waiting = []
         self._worker.remove()
         self._core.remove()
+        self._end.remove()
         for patch in reversed(self._patches):
             patch.remove()
 

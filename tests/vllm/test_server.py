@@ -4,137 +4,25 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from vllm_processes import SERVER_OPTIONS, below, end_all, environment, phaseprof, run, wait_until
+from vllm_processes import phaseprof, run
+from vllm_server import API, Server, Streamed, recorded, serve, stream
 
 from phaseprof.trace.reader import open_trace
 
-API = ("-m", "vllm.entrypoints.openai.api_server")
 #: Clocks are read in processes of their own and tied to Unix time at their starts.
 SLACK_NS = 20_000_000
-
-
-@dataclass
-class Server:
-    """A server that runs."""
-
-    process: subprocess.Popen[str]
-    port: int
-    trace: Path
-    processes: list[psutil.Process] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """What a client saw, in Unix ns."""
-
-    name: str
-    prompt: int
-    sent_ns: int
-    chunk_ns: tuple[int, ...]
 
 
 @pytest.fixture(scope="module")
 def server(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = (
-        f"--model={served_folder}",
-        "--host=127.0.0.1",
-        f"--port={port}",
-        "--served-model-name=tiny",
-        "--max-num-batched-tokens=64",
-    )
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            phaseprof("run", "-o", "t", "--", sys.executable, *API, *place, *SERVER_OPTIONS),
-            cwd=folder,
-            env=environment(folder / "cache"),
-            stdout=log,
-            stderr=log,
-            text=True,
-        )
-    started = Server(process, port, folder / "t")
-    try:
-        wait_until(lambda: answers(port), process)
-        started.processes = below(process)
+    with serve(served_folder, folder, "--max-num-batched-tokens=64") as started:
         yield started
-    finally:
-        end_all(process, started.processes)
-
-
-def answers(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-def stream(
-    server: Server, name: str, prompt: int, new_tokens: int, leave_after: int | None = None
-) -> Streamed:
-    """Send a request; note when each piece of the answer comes. A client may leave after some."""
-    body: dict[str, Any] = {
-        "model": "tiny",
-        "prompt": [5 + (prompt * 31 + place * 7) % 80 for place in range(prompt)],
-        "max_tokens": new_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
-    sent_ns = time.time_ns()
-    connection.request(
-        "POST",
-        "/v1/completions",
-        json.dumps(body),
-        {"Content-Type": "application/json", "X-Request-Id": name},
-    )
-    response = connection.getresponse()
-    assert response.status == 200, response.read()
-    times: list[int] = []
-    for line in response:
-        if line.startswith(b"data: {"):
-            times.append(time.time_ns())
-            if leave_after is not None and len(times) >= leave_after:
-                break
-    response.close()
-    connection.close()
-    return Streamed(name, prompt, sent_ns, tuple(times))
-
-
-def recorded(server: Server, *names: str) -> dict[str, dict[str, Any]]:
-    """Rows of requests by the client's name for them, once all of them have ended in the trace."""
-
-    def look() -> dict[str, dict[str, Any]] | None:
-        rows = {row["client_id"]: row for row in open_trace(server.trace).requests.to_pylist()}
-        mine = {name: rows.get(f"cmpl-{name}-0") for name in names}
-        return (
-            {name: row for name, row in mine.items() if row is not None}
-            if all(row is not None and row["finish"] for row in mine.values())
-            else None
-        )
-
-    found: dict[str, dict[str, Any]] = wait_until(look, server.process, 30)
-    return found
 
 
 @pytest.fixture(scope="module")
