@@ -99,8 +99,9 @@ def _table(rows: Sequence[_Row], width: int) -> list[Text]:
     for place, row in enumerate(rows):
         line = Text(" " * MARGIN)
         line.append(row.label.ljust(label_width), style="dim" if row.nested else "bold")
+        most = _title(row.kernels.classes[0].kernel_class)
         for column in columns:
-            style = "cyan" if column.title == _CORES else ""
+            style = {most: "bold", _CORES: "cyan"}.get(column.title, "")
             line.append(" " * _GAP).append(column.cells[place].rjust(column.width), style=style)
         lines.append(line)
     return lines
@@ -140,8 +141,13 @@ def _by_time(rows: Sequence[_Row]) -> list[KernelClass]:
 
 
 def _share(kernel_class: KernelClass, rows: Sequence[_Row]) -> _Column:
-    title = TITLES.get(kernel_class, kernel_class.value)
-    return _Column(title, tuple(_percent(row.kernels.of(kernel_class)) for row in rows))
+    return _Column(
+        _title(kernel_class), tuple(_percent(row.kernels.of(kernel_class)) for row in rows)
+    )
+
+
+def _title(kernel_class: KernelClass) -> str:
+    return TITLES.get(kernel_class, kernel_class.value)
 
 
 def _percent(share: float) -> str:
