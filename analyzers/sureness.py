@@ -43,6 +43,7 @@ def figure_of(
     )
 
 
+_TOO_FEW = "its windows are too few for how much they differ"
 _NO_WINDOWS = "every sample window holds warm-up, profiled or failed passes, or none at all"
 
 
@@ -62,7 +63,8 @@ def why_insufficient(solved: Solved, limit: float) -> str:
     if math.isinf(parts.jitter):
         return "its share of the windows varies less than their edges are known"
     causes = {
-        "its windows are too few for how much they differ": math.hypot(parts.noise, parts.open),
+        _TOO_FEW: parts.noise,
+        "nothing tells it apart from the time between passes": parts.open,
         "the clocks of windows and passes do not agree well enough": parts.offset + parts.jitter,
         "its short and its long passes are too unlike": parts.unlike,
         "the solution lies outside of what is possible": parts.moved,
@@ -76,7 +78,7 @@ def judged(figure: CounterFigure, limit: float) -> CounterFigure:
     known = replace(figure, error=error if math.isfinite(error) else None)
     if error <= limit and figure.state is CounterState.SURE:
         return replace(known, reason="")
-    reason = figure.reason or "its windows are too few for how much they differ"
+    reason = figure.reason or _TOO_FEW
     return replace(known, state=CounterState.INSUFFICIENT, reason=reason)
 
 
