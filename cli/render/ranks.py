@@ -46,6 +46,11 @@ _COLUMNS = (
     _Column("between", lambda r: units.duration(r.between_ms), lambda r: r.between_ms is not None),
     _Column("busy", lambda r: units.duration(r.busy_ms), lambda r: r.busy_ms is not None),
     _Column(
+        "exposed comm",
+        lambda r: units.percent(r.exposed_comm_share),
+        lambda r: r.exposed_comm_share is not None,
+    ),
+    _Column(
         "prefill p50",
         lambda r: units.latency(r.prefill_ms_p50),
         lambda r: r.prefill_ms_p50 is not None,

@@ -170,5 +170,14 @@ def test_the_section_is_laid_out_as_before(name: str, width: int, golden: Golden
     golden(f"{name}-{width}.txt", "\n".join(lines))
 
 
+def test_exposed_collectives_have_a_column(golden: Golden) -> None:
+    """The rank that the others wait for is the one that waits least."""
+    first, second = TENSOR.ranks
+    ranks = (replace(first, exposed_comm_share=0.312), replace(second, exposed_comm_share=0.104))
+    lines = [line.plain.rstrip() for line in ranks_section(replace(TENSOR, ranks=ranks), 100)]
+    assert max(map(len, lines)) <= 100
+    golden("ranks-exposed-100.txt", "\n".join(lines))
+
+
 def test_one_rank_has_no_section() -> None:
     assert ranks_section(None, 80) == []

@@ -323,6 +323,19 @@ def test_a_phase_of_collectives_is_bound_by_communication() -> None:
     )
 
 
+def test_each_rank_says_how_long_it_was_exposed() -> None:
+    """Rank 1 comes late: rank 0 waits in the collective for 6 ms of 10, rank 1 for 2."""
+    device = Device()
+    for step in range(3):
+        device.add("decode", (GEMM, 0, 3), (REDUCE, 3, 9), rank=0, pass_id=step)
+        device.add("decode", (GEMM, 0, 7), (REDUCE, 7, 9), rank=1, pass_id=step)
+        device.timeline.add("decode", 10, rank=1, device_ns=10 * MS)
+    report = device.report()
+    assert report.ranks is not None
+    shares = [each.exposed_comm_share for each in report.ranks.ranks]
+    assert shares == pytest.approx([0.6, 0.2])
+
+
 def test_collectives_under_compute_bind_nothing() -> None:
     device = Device()
     for _ in range(3):
