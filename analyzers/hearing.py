@@ -96,7 +96,7 @@ class _Rules:
         return Finding(
             Outcome.LESS_TENSOR,
             "the tensor cores were less active than the counted FLOPs need: a part of them ran off the tensor cores "
-            "(as FP32 maths does), in a dtype with a higher peak, or not at all",
+            f"(as FP32 maths does), in a dtype with a higher peak, or not at all{self.seen.by_tensor_kernels()}",
             cap=_below(measured, needed),
         )
 
@@ -116,7 +116,7 @@ class _Rules:
                 Outcome.MORE_TRAFFIC,
                 f"memory moved {number(measured.value / needed.value)}x the counted bytes: activations, which are not "
                 "counted, weights read more than once, copies of the cache, spilled registers, or other processes on "
-                "the device",
+                f"the device{self.seen.by_moving_kernels()}",
                 cap=Confidence.MEDIUM,
             )
         return Finding(
@@ -168,7 +168,8 @@ class _Rules:
         return Finding(
             Outcome.AT_MEMORY,
             f"DRAM was at {share} of its peak{than}: memory is what limits, with traffic that is not counted "
-            "(activations, copies, weights read more than once, spills, other processes on the device)",
+            "(activations, copies, weights read more than once, spills, other processes on the device)"
+            f"{self.seen.by_moving_kernels()}",
             bound=Bound.BANDWIDTH,
             cap=Confidence.MEDIUM,
             lever=_WASTED_BYTES if much else None,

@@ -7,9 +7,24 @@ from dataclasses import dataclass
 
 from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.counter_results import CounterFigure
+from phaseprof.analyzers.kernel_results import KernelClass
 from phaseprof.analyzers.results import Evidence, Provenance
 from phaseprof.analyzers.witness import Claim, Witness
 from phaseprof.analyzers.wording import byte_rate, count, joined, percent, sentence
+
+#: Kernels that move more than they compute, and whose bytes are not counted.
+_MOVING = frozenset(
+    {
+        KernelClass.NORM,
+        KernelClass.ROPE,
+        KernelClass.ACTIVATION,
+        KernelClass.ELEMENTWISE,
+        KernelClass.REDUCTION,
+        KernelClass.INDEXING,
+        KernelClass.QUANTIZATION,
+        KernelClass.COPY,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,7 @@ class Shares:
     def __init__(self, claim: Claim, witness: Witness) -> None:
         self.claim = claim
         self.state = witness.state
+        self.kernels = witness.kernels
         self.counters = counters = witness.counters
         self.sm = _sure(counters.sm_active)
         self.tensor = _sure(counters.tensor_active)
@@ -107,6 +123,21 @@ class Shares:
             needs.append(f"the bytes take {self.needs_dram} of the bandwidth ({rate})")
         if needs:
             yield Evidence(sentence(f"by the model {joined(needs)}"), Provenance.MODELLED)
+
+    def by_tensor_kernels(self) -> str:
+        """How much of the busy time kernels use the tensor cores, as the end of a sentence; empty if not known."""
+        kernels = self.kernels
+        if kernels is None or kernels.tensor_core_share is None:
+            return ""
+        return f"; by their names, kernels with {percent(kernels.tensor_core_share)} of the busy time use tensor cores"
+
+    def by_moving_kernels(self) -> str:
+        """How much of it kernels take whose bytes are not counted, likewise."""
+        kernels = self.kernels
+        if kernels is None or kernels.on_cpu:
+            return ""
+        share = sum(each.share for each in kernels.classes if each.kernel_class in _MOVING)
+        return f"; copies, element-wise kernels and the like take {percent(share)} of the busy time"
 
     def _clock_ratio(self) -> float | None:
         """The median SM clock over that of the peak."""

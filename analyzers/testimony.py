@@ -45,7 +45,7 @@ class Testimony:
     def _heard(self, figures: PhaseFigures) -> PhaseFigures:
         if self.spread > 1 or figures.question is None or figures.counters is None:
             return figures
-        witness = Witness(figures.counters, self.state)
+        witness = Witness(figures.counters, self.state, figures.kernels)
         return replace(figures, verdict=figures.question.answer(witness))
 
     def lacking(self) -> Iterator[NotMeasured]:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
+from phaseprof.analyzers.kernel_results import KernelFigures
 from phaseprof.analyzers.results import Bound, Confidence, Evidence, Lever
 from phaseprof.analyzers.roofline import RoofTimes
 from phaseprof.trace.meta import Ceilings
@@ -39,10 +40,17 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What the counters say of one phase, and of the device that it ran on."""
+    """What is heard of one phase.
+
+    Attributes:
+        counters: Its counters.
+        state: The state of the device that it ran on; None if it was not sampled.
+        kernels: Its kernels, which may tell why counters and model differ; None without a timeline.
+    """
 
     counters: PhaseCounters
     state: DeviceState | None = None
+    kernels: KernelFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,22 @@ def test_a_model_that_is_not_covered_has_a_class_by_its_counters() -> None:
     assert "DRAM was at 78 % ±1 of its peak" in report.answer[0]
 
 
+def test_that_some_kernel_ran_says_nothing() -> None:
+    """`utilization.gpu` is 100 % in every window, of a device whose SMs nobody has watched."""
+    decode = build_report(run(decode=EAGER, counters=False)).phases["decode"]
+    assert decode.bound is Bound.OVERHEAD_OR_LATENCY
+    assert "100 %" not in "".join(e.text for e in decode.verdict.evidence)
+
+
+def test_a_run_that_is_too_short_for_its_counters_is_judged_without_them() -> None:
+    report = build_report(run(decode=EAGER, requests=2, steps=20))
+    decode = report.phases["decode"]
+    assert decode.counters is not None and decode.counters.sm_active is not None
+    assert decode.counters.sm_active.sure is None
+    assert decode.bound is Bound.OVERHEAD_OR_LATENCY
+    assert "ounters (" not in said(report, "decode")
+
+
 def test_counters_of_one_device_are_not_heard_of_a_model_on_two() -> None:
     report = build_report(
         run(decode=EAGER, meta=replace(META, models=(replace(MODEL, devices=2),)))

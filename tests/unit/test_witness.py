@@ -18,6 +18,12 @@ from phaseprof.analyzers.counter_results import (
     ThrottleShare,
 )
 from phaseprof.analyzers.hearing import hear
+from phaseprof.analyzers.kernel_results import (
+    ClassShare,
+    KernelClass,
+    KernelFigures,
+    TensorCores,
+)
 from phaseprof.analyzers.remedies import Circumstances
 from phaseprof.analyzers.results import Bound, Confidence, Provenance, Verdict
 from phaseprof.analyzers.roofline import roof_times
@@ -293,6 +299,65 @@ def test_a_measured_roof_leaves_more_room(ceilings: Ceilings, agrees: bool) -> N
     given = claim(Bound.COMPUTE, 100, tflop=80, gb=20, ceilings=ceilings)
     (finding,) = hear(given, Witness(counters(tensor=0.65), state(2.0))).findings
     assert (finding.outcome is Outcome.AGREES) == agrees
+
+
+def kernels(**shares: float) -> KernelFigures:
+    """Kernels of a phase by the share of each class; half of the busy time is on tensor cores by their names."""
+    classes = tuple(
+        ClassShare(KernelClass(name), 100 * share, share, 10, TensorCores.NO, 0.0, "kernel", 1.0)
+        for name, share in shares.items()
+    )
+    return KernelFigures(
+        on_cpu=False,
+        passes=3,
+        kernels=30,
+        span_ms=120.0,
+        busy_ms=100.0,
+        gap_ms=20.0,
+        overlap_ms=0.0,
+        classes=classes,
+        tensor_core_share=0.48,
+        tensor_core_unknown_share=0.0,
+        collective_ms=0.0,
+        exposed_collective_ms=0.0,
+        exposed_comm_share=0.0,
+        copies=0,
+        copy_ms=0.0,
+        unclassed_share=0.0,
+        launch_delay_ms=None,
+        graph_kernels=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "says"),
+    [
+        (
+            COMPUTE,
+            {"tensor": 0.4},
+            "; by their names, kernels with 48 % of the busy time use tensor cores",
+        ),
+        (
+            BANDWIDTH,
+            {"rate": 3.9},
+            "; copies, element-wise kernels and the like take 40 % of the busy time",
+        ),
+        (
+            LATENCY,
+            {"dram": 0.9},
+            "; copies, element-wise kernels and the like take 40 % of the busy time",
+        ),
+        (BANDWIDTH, {"rate": 3.2}, ""),
+    ],
+)
+def test_kernels_tell_what_a_difference_comes_from(
+    given: Claim, seen: dict[str, Any], says: str
+) -> None:
+    known = kernels(gemm=0.55, copy=0.25, elementwise=0.15, other=0.05)
+    (finding,) = hear(given, Witness(counters(**seen), None, known)).findings
+    (without,) = hear(given, Witness(counters(**seen))).findings
+    assert finding.text == without.text + says
+    assert (finding.bound, finding.cap) == (without.bound, without.cap)
 
 
 # --- clocks and throttling ------------------------------------------------------------------------

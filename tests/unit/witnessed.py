@@ -67,6 +67,7 @@ def run(
     throttle: int = 0,
     meta: ProcessMeta = META,
     work: bool = True,
+    counters: bool = True,
 ) -> Trace:
     """Requests one after another: a prefill and its decode steps, and a pause of up to 30 ms."""
     kinds = [("prefill", prefill), *[("decode", decode)] * steps]
@@ -96,11 +97,13 @@ def run(
         "tensor": Metric.TENSOR_ACTIVE,
         "dram": Metric.DRAM_ACTIVE,
     }
-    for name, metric in shares.items():
+    for name, metric in shares.items() if counters else ():
         counter = script(name)
         rows += samples(
             [(at, at + 100 * MS, counter.mean(at, at + 100 * MS)) for at in windows], metric
         )
+    # Some kernel ran, in every window: what `nvidia-smi` shows.
+    rows += samples([(at, at + 100 * MS, 1.0) for at in windows], Metric.GPU_UTILIZATION)
     for metric, value in ((Metric.SM_CLOCK, ghz * 1e9), (Metric.THROTTLE, float(throttle))):
         rows += samples([(at, at + 100 * MS, value) for at in windows], metric, source="nvml")
 
