@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_kit.plan import Sizes, Step
+from gpu_kit.plan import Run, Sizes, Step
 
 #: Rows of a table that are kept for a case.
 _LIMITS = {"passes": 20_000, "kernels": 60_000, "samples": 200_000}
@@ -37,22 +37,22 @@ def run_step(step: Step, sizes: Sizes, device: str, out: Path, deadline: Deadlin
         model = build(sizes, device)
         log["model_s"] = round(time.monotonic() - begun, 2)
         ceilings = guarded(log, "ceilings", lambda: measure_ceilings(device, sizes))
-        for session, wanted, count in step.sessions:
-            for batch in sizes.batches[:count]:
-                name = f"{step.name}-{session}-b{batch}"
+        for run in step.runs:
+            for batch in sizes.batches[run.first : run.last]:
+                name = f"{step.name}-{run.name}-b{batch}"
                 if deadline.left_s < 10.0:
                     log["cases"][name] = {"skipped": "no time was left"}
                     continue
-                run = Generation(model, sizes, batch, compiled=step.compiled)
+                case = Generation(model, sizes, batch, compiled=step.compiled)
                 case_begun = time.monotonic()
                 entry = guarded(
                     log,
                     name,
-                    lambda run=run, name=name, wanted=wanted: run_case(  # type: ignore[misc]
-                        run, collectors(wanted), out / name, ceilings
+                    lambda case=case, name=name, run=run: run_case(  # type: ignore[misc]
+                        case, run, out / name, ceilings
                     ),
                 )
-                _free(run)
+                _free(case)
                 if entry is not None:
                     entry["seconds"] = round(time.monotonic() - case_begun, 2)
                     log["cases"][name] = entry
@@ -80,11 +80,14 @@ def build(sizes: Sizes, device: str) -> Any:
     config = transformers.LlamaConfig(
         **{k: v for k, v in sizes.config.items() if k not in ("model_type", "architectures")}
     )
+    # Nothing ends a sequence before its last token.
+    config.eos_token_id = None
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, sizes.dtype), attn_implementation="sdpa"
         )
+    model.generation_config.eos_token_id = None
     return model.eval()
 
 
@@ -121,17 +124,15 @@ class Generation:
             options["cache_implementation"] = "static"
             if self.model.device.type == "cpu":
                 options["compile_config"] = _compile_on_cpu()
-        with torch.inference_mode():
-            return self.model.generate(
-                self.ids,
-                attention_mask=torch.ones_like(self.ids),
-                max_new_tokens=self.sizes.new,
-                eos_token_id=None,
-                pad_token_id=0,
-                do_sample=False,
-                stopping_criteria=StoppingCriteriaList([Enough()]),
-                **options,
-            )
+        return self.model.generate(
+            self.ids,
+            attention_mask=torch.ones_like(self.ids),
+            max_new_tokens=self.sizes.new,
+            pad_token_id=0,
+            do_sample=False,
+            stopping_criteria=StoppingCriteriaList([Enough()]),
+            **options,
+        )
 
 
 def _compile_on_cpu() -> Any:
@@ -159,34 +160,35 @@ def measure_ceilings(device: str, sizes: Sizes) -> Any:
     return ceilings.ensure(describe(device), sizes.dtype, seconds=sizes.calibrate_s)
 
 
-def run_case(run: Generation, collect: str, folder: Path, ceilings: Any) -> dict[str, Any]:
+def run_case(case: Generation, run: Run, folder: Path, ceilings: Any) -> dict[str, Any]:
     """Run one workload without and with a session; write the report and the tables."""
     from phaseprof.session import Session, warmup
 
+    collect = collectors(run.collect)
     # What is compiled is compiled here, and its graphs are captured.
-    run(8)
-    alone_s, alone = _timed(run)
+    case(8)
+    alone_s, alone = _timed(case)
     trace = folder / "trace"
     session = Session(
         trace,
         collect=collect,
         workload={
-            "prompt_tokens": run.sizes.prompt,
-            "new_tokens": run.sizes.new,
-            "batch": run.batch,
-            "compiled": run.compiled,
+            "prompt_tokens": case.sizes.prompt,
+            "new_tokens": case.sizes.new,
+            "batch": case.batch,
+            "compiled": case.compiled,
         },
     )
     session.start()
     try:
         with warmup():
-            run(4)
+            case(4)
         times = []
-        for _ in range(run.sizes.long):
-            seconds, out = _timed(run)
+        for _ in range(1 if run.brief else case.sizes.long):
+            seconds, out = _timed(case)
             times.append(seconds)
-        for _ in range(run.sizes.shorts(run.batch)):
-            run(2)
+        for _ in range(2 if run.brief else case.sizes.shorts(case.batch)):
+            case(2)
     finally:
         session.stop()
     entry = write_results(trace, folder, ceilings)
@@ -200,30 +202,30 @@ def run_case(run: Generation, collect: str, folder: Path, ceilings: Any) -> dict
     }
 
 
-def _timed(run: Generation) -> tuple[float, Any]:
+def _timed(case: Generation) -> tuple[float, Any]:
     """A whole generation, and its time to the end of the device's work."""
     import torch
 
-    _synchronize(torch, run)
+    _synchronize(torch, case)
     begin = time.perf_counter()
-    out = run()
-    _synchronize(torch, run)
+    out = case()
+    _synchronize(torch, case)
     return time.perf_counter() - begin, out
 
 
-def _free(run: Generation) -> None:
+def _free(case: Generation) -> None:
     """Give what the last case held back to the device."""
     import gc
 
     import torch
 
     gc.collect()
-    if run.model.device.type == "cuda":
+    if case.model.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _synchronize(torch: Any, run: Generation) -> None:
-    if run.model.device.type == "cuda":
+def _synchronize(torch: Any, case: Generation) -> None:
+    if case.model.device.type == "cuda":
         torch.cuda.synchronize()
 
 

@@ -6,11 +6,12 @@ find by `PYTHONPATH`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -62,11 +63,19 @@ def make_importable(scratch: Path, wheels: Path) -> list[str]:
         added.append(link(scratch / "links"))
         done.append(f"linked the checkout {CHECKOUT.name}")
     sys.path[:0] = [str(path) for path in added]
-    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    if added:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, added), *inherited])
-        importlib.invalidate_caches()
+    _put_first("PYTHONPATH", added)
+    # Packages look for NVIDIA's libraries where packages are installed, and then where the loader looks.
+    _put_first(
+        "LD_LIBRARY_PATH", sorted({p.parent for a in added for p in a.glob("nvidia/**/*.so*")})
+    )
+    importlib.invalidate_caches()
     return done
+
+
+def _put_first(variable: str, paths: Sequence[Path]) -> None:
+    inherited = [part for part in os.environ.get(variable, "").split(os.pathsep) if part]
+    if paths:
+        os.environ[variable] = os.pathsep.join([*map(str, paths), *inherited])
 
 
 def link(folder: Path) -> Path:

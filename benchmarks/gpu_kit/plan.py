@@ -69,6 +69,24 @@ SMALL = Sizes(LLAMA_SMALL, "float32", 24, 6, (1, 2), long=1, short=2, calibrate_
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Cases with the same collectors.
+
+    Attributes:
+        name: Of the run; a case is called ``STEP-RUN-bBATCH``.
+        collect: The collectors, as `--collect` takes them.
+        first, last: Which of the batches: from this one, up to before that one.
+        brief: Whether a single generation is enough: what is recorded comes from a few passes.
+    """
+
+    name: str
+    collect: str
+    first: int
+    last: int
+    brief: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A process of its own.
 
@@ -76,14 +94,16 @@ class Step:
         name: Of the step.
         seconds: How long it may take before it is ended.
         compiled: Whether decode is compiled, over a static cache.
-        sessions: For each its name, the collectors that run in it, and how many of the batches, the smallest first.
+        runs: In the order of their worth.
     """
 
     name: str
     seconds: float
     compiled: bool
-    sessions: tuple[tuple[str, str, int], ...]
+    runs: tuple[Run, ...]
 
+
+_SAMPLERS = "host,nvml,gpm"
 
 #: In the order of their worth: what comes last is cut short when time runs out.
 STEPS: tuple[Step, ...] = (
@@ -91,13 +111,17 @@ STEPS: tuple[Step, ...] = (
         "eager",
         170.0,
         False,
-        (("counters", "host,nvml,gpm", 3), ("kernels", "kernels", 2)),
+        (Run("counters", _SAMPLERS, 0, 3), Run("kernels", "kernels", 0, 2, brief=True)),
     ),
-    Step("pm", 75.0, False, (("pm", "pm,nvml,gpm", 2),)),
+    Step("pm", 75.0, False, (Run("pm", "pm,nvml,gpm", 0, 2),)),
     Step(
         "compiled",
         200.0,
         True,
-        (("counters", "host,nvml,gpm", 3), ("kernels", "kernels", 1)),
+        (
+            Run("counters", _SAMPLERS, 0, 1),
+            Run("kernels", "kernels", 0, 1, brief=True),
+            Run("counters", _SAMPLERS, 1, 3),
+        ),
     ),
 )
