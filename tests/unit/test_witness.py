@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phaseprof.analyzers.bound import Question, classify
 from phaseprof.analyzers.counter_results import (
@@ -249,6 +251,56 @@ def test_every_combination(
     changed = bound is not given.bound
     assert changed == (hearing.ruling is not None)
     assert not (hearing.confirmed and caps)
+
+
+#: What each class may become by counters alone.
+MAY_BECOME = {
+    Bound.COMPUTE: set(),
+    Bound.BANDWIDTH: set(),
+    Bound.COMMUNICATION: set(),
+    Bound.LATENCY: {Bound.COMPUTE, Bound.BANDWIDTH},
+    Bound.OVERHEAD: {Bound.COMPUTE, Bound.BANDWIDTH, Bound.LATENCY},
+    Bound.OVERHEAD_OR_LATENCY: {Bound.COMPUTE, Bound.BANDWIDTH, Bound.LATENCY, Bound.OVERHEAD},
+    Bound.UNKNOWN: {Bound.COMPUTE, Bound.BANDWIDTH, Bound.LATENCY, Bound.OVERHEAD},
+}
+_maybe_share = st.none() | st.floats(0, 1)
+
+
+@given(
+    claimed=st.sampled_from([COMPUTE, BANDWIDTH, LATENCY, OVERHEAD, EITHER, UNKNOWN, COLLECTIVES]),
+    sm=_maybe_share,
+    tensor=_maybe_share,
+    dram=_maybe_share,
+    error=st.floats(0, 0.05),
+    ghz=st.none() | st.floats(0.3, 2.5),
+)
+def test_a_class_changes_only_where_physics_leaves_no_other(
+    claimed: Claim,
+    sm: float | None,
+    tensor: float | None,
+    dram: float | None,
+    error: float,
+    ghz: float | None,
+) -> None:
+    hearing = hear(
+        claimed, Witness(counters(sm=sm, tensor=tensor, dram=dram, error=error), state(ghz))
+    )
+    ruling = hearing.ruling
+    if ruling is None:
+        assert hearing.bound is claimed.bound
+        return
+    assert hearing.bound in MAY_BECOME[claimed.bound]
+    # It was seen, by the counter that it rests on.
+    if ruling.outcome is Outcome.AT_MEMORY:
+        assert dram is not None and dram - error >= 0.6
+    elif ruling.outcome is Outcome.AT_TENSOR_CORES:
+        assert tensor is not None and tensor - error >= 0.6
+    elif ruling.outcome is Outcome.LOW_CLOCK:
+        assert ghz is not None and ghz < 0.95 * 2
+    elif ruling.bound is Bound.OVERHEAD:
+        assert sm is not None and sm + error <= 0.6
+    else:
+        assert sm is not None and sm - error >= 0.5
 
 
 @pytest.mark.parametrize("given", [COMPUTE, BANDWIDTH, LATENCY, OVERHEAD, EITHER, UNKNOWN])
