@@ -95,7 +95,7 @@ def lever(
     if bound is Bound.OVERHEAD_OR_LATENCY:
         return Lever(
             "a kernel timeline",
-            "`phaseprof profile` records one on a CPU, and `prof.operator_window()` in Python: it shows whether the "
+            "`phaseprof profile` and `--collect default,kernels` record one of a few passes: it shows whether the "
             "device was idle",
         )
     if circumstances.recomputed_share >= thresholds.DOMINANT.value:

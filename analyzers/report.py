@@ -313,7 +313,7 @@ def _lacking(
         yield NotMeasured(
             f"busy time of the device in {', '.join(unseen)}",
             "no pass was recorded with a kernel timeline",
-            "on a CPU, run a few passes inside `prof.operator_window()`, as `phaseprof profile` does",
+            "record a few with `--collect default,kernels`, as `phaseprof profile` does",
         )
     if basis.device_kind == "cpu":
         yield NotMeasured("SM, tensor-core and DRAM counters", "no NVIDIA GPU in this run")
