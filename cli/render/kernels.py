@@ -9,7 +9,7 @@ from functools import partial
 from rich.cells import cell_len
 from rich.text import Text
 
-from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures
+from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures, Unattributed
 from phaseprof.analyzers.results import PhaseFigures
 from phaseprof.cli.render import units
 from phaseprof.cli.render.layout import MARGIN, keyed, paragraph, plain
@@ -58,6 +58,7 @@ class _Column:
 def kernels_section(
     phases: Mapping[str, PhaseFigures],
     by_batch: Mapping[int, Mapping[str, PhaseFigures]],
+    unattributed: Unattributed | None,
     width: int,
 ) -> list[Text]:
     """The table and the lines below it; nothing where no kernel was recorded."""
@@ -72,6 +73,7 @@ def kernels_section(
         *_aside("Collectives", _collectives, whole, width),
         *_aside("Launches", _launches, whole, width),
         *_aside("Copies", _copies, whole, width),
+        *_between(unattributed, whole, width),
     ]
 
 
@@ -221,6 +223,18 @@ def _launches(kernels: KernelFigures) -> str:
     if not kernels.graph_kernels:
         return text
     return f"{text}; {units.count(kernels.graph_kernels)} of {units.count(kernels.kernels)} kernels by graphs"
+
+
+def _between(found: Unattributed | None, rows: Sequence[_Row], width: int) -> list[Text]:
+    """What was launched between passes. What has no launch stands under "Not measured"."""
+    if found is None or not found.between:
+        return []
+    noun = "operator" if rows[0].kernels.on_cpu else "kernel"
+    text = (
+        f"{units.counted(found.between, noun)} between passes (sampling, checks), "
+        f"{units.duration(found.between_ms)}"
+    )
+    return keyed("Of no pass", [text], width)
 
 
 def _copies(kernels: KernelFigures) -> str:

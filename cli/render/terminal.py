@@ -50,7 +50,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         phase_table(report.phases, report.by_batch, report.set_aside, width),
         _latencies(report, width) + _asides(report, width),
         counters_section(report.phases, report.by_batch, report.devices, width),
-        kernels_section(report.phases, report.by_batch, width),
+        kernels_section(report.phases, report.by_batch, report.unattributed, width),
         [
             *engine_section(report.engine, width),
             *interference_section(report.interference, width),

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from phaseprof.analyzers.kernel_results import ClassShare, KernelClass, KernelFigures, TensorCores
+from phaseprof.analyzers.kernel_results import (
+    ClassShare,
+    KernelClass,
+    KernelFigures,
+    TensorCores,
+    Unattributed,
+)
 from phaseprof.analyzers.results import (
     Bound,
     Confidence,
@@ -139,6 +145,9 @@ GPU_PHASES = {
     "mixed": phase(Phase.MIXED, None),
 }
 ONE_BATCH = {4: {"decode": phase(Phase.DECODE, replace(DECODE, passes=2, kernels=624), 4.0)}}
+BETWEEN = Unattributed(
+    between=1_204, between_ms=3.21, launchless=1, launchless_ms=0.1, launchless_share=0.001
+)
 Batches = Mapping[int, Mapping[str, PhaseFigures]]
 
 CASES: dict[str, tuple[Mapping[str, PhaseFigures], Batches, int]] = {
@@ -159,19 +168,25 @@ def text_of(lines: list[Text]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_are_laid_out_as_before(name: str, golden: Golden) -> None:
     phases, by_batch, width = CASES[name]
-    text = text_of(kernels_section(phases, by_batch, width))
+    text = text_of(kernels_section(phases, by_batch, BETWEEN, width))
     assert max(map(len, text.splitlines())) <= width
     golden(f"{name}.txt", text)
 
 
 def test_kernels_on_an_ascii_stream(golden: Golden) -> None:
-    text = to_ascii(text_of(kernels_section(GPU_PHASES, ONE_BATCH, 80)))
+    text = to_ascii(text_of(kernels_section(GPU_PHASES, ONE_BATCH, BETWEEN, 80)))
     assert text.isascii() and "?" not in text
     golden("kernels-ascii.txt", text)
 
 
 def test_without_kernels_there_is_no_section() -> None:
-    assert kernels_section({"decode": phase(Phase.DECODE, None)}, {}, 100) == []
+    assert kernels_section({"decode": phase(Phase.DECODE, None)}, {}, BETWEEN, 100) == []
+
+
+def test_without_kernels_between_passes_nothing_is_said_of_them() -> None:
+    lines = text_of(kernels_section(GPU_PHASES, {}, None, 100))
+    assert lines == text_of(kernels_section(GPU_PHASES, {}, replace(BETWEEN, between=0), 100))
+    assert "Of no pass" not in lines
 
 
 def test_every_title_is_of_a_class_that_needs_one() -> None:
