@@ -23,8 +23,9 @@ from phaseprof.analyzers.energy import PowerOf, phase_energy, solve_power
 from phaseprof.analyzers.passes import Primary
 from phaseprof.analyzers.results import PhaseFigures, Provenance
 from phaseprof.analyzers.sampled import Series, devices_of, seconds_of, series_of
+from phaseprof.analyzers.solved import SHARE, Scale, Solved
 from phaseprof.analyzers.sureness import figure_of, judged, over_devices
-from phaseprof.analyzers.unmixing import SHARE, Scale, Solved, unmix
+from phaseprof.analyzers.unmixing import unmix
 from phaseprof.analyzers.weights import Weights, Window
 from phaseprof.analyzers.wording import count
 from phaseprof.metrics import Metric

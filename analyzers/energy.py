@@ -18,8 +18,9 @@ from phaseprof.analyzers.device_time import IDLE
 from phaseprof.analyzers.device_work import DeviceWork
 from phaseprof.analyzers.results import PhaseFigures
 from phaseprof.analyzers.sampled import Series
+from phaseprof.analyzers.solved import Scale, Solved
 from phaseprof.analyzers.sureness import figure_of, judged, over_devices
-from phaseprof.analyzers.unmixing import Scale, Solved, unmix
+from phaseprof.analyzers.unmixing import unmix
 from phaseprof.analyzers.weights import Weights, Window
 from phaseprof.analyzers.wording import duration, number
 from phaseprof.metrics import Metric

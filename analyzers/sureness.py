@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.counter_results import CounterFigure, CounterState, Method
-from phaseprof.analyzers.unmixing import Solved
+from phaseprof.analyzers.solved import Solved
 
 #: Below this share of its own variation a phase has hardly any that others do not share.
 _TOGETHER = 0.05
