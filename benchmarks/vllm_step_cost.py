@@ -1,4 +1,5 @@
-"""What recording costs a step of a vLLM worker, on the worker's thread and beside it: medians, in microseconds.
+"""What recording costs a step of vLLM, on the threads of its worker and of its engine core and beside them: medians, in
+microseconds.
 
     .venv-vllm/bin/python benchmarks/vllm_step_cost.py -o benchmarks/results/vllm_step_cost.json
 
@@ -6,8 +7,9 @@ A runner of vLLM's own class whose methods do nothing is given `SchedulerOutput`
 ones, of 1 to 256 requests. Each step is run twice in turns, through the wrapped methods and through what they wrap; the
 difference is the hook's: back to back, and with work of torch between the steps, which leaves the caches of the
 processor as a model's step does. Beside it stands what two wrappers cost that do nothing. The recorder runs as ever,
-and its CPU time is told for each step. Then blocks of steps of a real engine on the CPU take turns with and without a
-session. Without vLLM it says so and ends.
+and its CPU time is told for each step. Likewise a scheduler of vLLM's own class, which decides and hands over in no
+time. Then blocks of steps of a real engine on the CPU take turns with and without a session. Without vLLM it says so
+and ends.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +37,94 @@ SIZES = (1, 8, 64, 256)
 BUDGET_US = {1: 15.0, 64: 60.0, 256: 200.0}
 #: Operations of torch between two steps, where they are not run back to back: about a millisecond.
 OPERATIONS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that make a step, with its two calls.
+
+    Attributes:
+        kind: A class of vLLM.
+        names: Its methods.
+        subject: Makes an instance.
+        bare: Makes what the methods do, given a list that holds what the step is told and what it gives.
+        run: Makes a step: instance, both methods, and the list.
+    """
+
+    kind: Any
+    names: tuple[str, str]
+    subject: Callable[[Any], Any]
+    bare: Callable[[list[Any]], tuple[Callable[..., Any], Callable[..., Any]]]
+    run: Callable[[Any, Callable[..., Any], Callable[..., Any], list[Any]], None]
+
+    def methods(self) -> tuple[Any, Any]:
+        """What the class has now."""
+        first, second = self.names
+        return getattr(self.kind, first), getattr(self.kind, second)
+
+    def put(self, methods: tuple[Any, Any]) -> None:
+        """Give them to the class."""
+        for name, method in zip(self.names, methods, strict=True):
+            setattr(self.kind, name, method)
+
+
+def worker_side() -> Side:
+    """A worker: it is told what was scheduled, and gives what it has sampled."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def bare(given: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return lambda runner, output: None, lambda runner, grammar: given[1]
+
+    def run(
+        runner: Any, execute: Callable[..., Any], sample: Callable[..., Any], given: list[Any]
+    ) -> None:
+        execute(runner, given[0])
+        sample(runner, None)
+
+    return Side(GPUModelRunner, ("execute_model", "sample_tokens"), make_runner, bare, run)
+
+
+def core_side() -> Side:
+    """A scheduler: it decides, and hands over what its requests get."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def bare(given: list[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return lambda scheduler: given[0], lambda scheduler, output, sampled: given[1]
+
+    def run(
+        scheduler: Any, schedule: Callable[..., Any], update: Callable[..., Any], given: list[Any]
+    ) -> None:
+        update(scheduler, schedule(scheduler), None)
+
+    return Side(Scheduler, ("schedule", "update_from_output"), make_scheduler, bare, run)
+
+
+def make_scheduler(kind: Any) -> Any:
+    """A scheduler with nothing in it but what is read of it."""
+    scheduler = kind.__new__(kind)
+    parallel = SimpleNamespace(data_parallel_index=0, world_size=1)
+    scheduler.vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            model="none", architecture="None", architectures=["None"], served_model_name="none"
+        ),
+        parallel_config=parallel,
+    )
+    scheduler.requests = {}
+    scheduler.get_request_counts = lambda: (1, 0)
+    scheduler.get_kv_cache_usage = lambda: 0.5
+    return scheduler
+
+
+def handed_over(step: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A step as its scheduler sees it: what it decides, and what its requests get."""
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+    scheduled, sampled = step
+    outputs = [
+        EngineCoreOutput(request_id=name, new_token_ids=tokens)
+        for name, tokens in zip(sampled.req_ids, sampled.sampled_token_ids, strict=True)
+    ]
+    return scheduled, {0: EngineCoreOutputs(outputs=outputs)}
 
 
 def make_runner(kind: Any) -> Any:
@@ -133,45 +224,46 @@ def work(operations: int) -> None:
 
 
 def measure(
-    kind: Any, make: Callable[[int], tuple[Any, Any]], steps: int, operations: int
+    side: Side, make: Callable[[int], tuple[Any, Any]], steps: int, operations: int
 ) -> dict[str, float]:
     """Steps through the wrapped methods, in turns with what they wrap.
 
     Returns:
-        ``hook_us`` and ``hook_p90_us`` on the worker's thread, ``empty_us`` for two wrappers that do nothing,
+        ``hook_us`` and ``hook_p90_us`` on the thread of the step, ``empty_us`` for two wrappers that do nothing,
         ``recorder_us`` of the recorder's CPU time, all a step.
     """
     from phaseprof.session import Session
 
     given: list[Any] = []
-    kind.execute_model = lambda runner, output: None
-    kind.sample_tokens = lambda runner, grammar: given[0]
-    runner = make_runner(kind)
-    bare = kind.execute_model, kind.sample_tokens
-    clock = time.perf_counter_ns
-    with tempfile.TemporaryDirectory() as folder:
-        session = Session(Path(folder) / "trace")
-        session.start()
-        hooked = kind.execute_model, kind.sample_tokens
-        inputs = [make(n) for n in range(steps)]
-        ways = {"bare": bare, "hook": hooked, "empty": tuple(map(empty, bare))}
-        times: dict[str, list[int]] = {way: [] for way in ways}
-        gc.collect()
-        gc.disable()
-        for number, (scheduled, output) in enumerate(inputs):
-            given[:] = [output]
-            # Each comes first, last and between the others.
-            order = list(ways)[number % 3 :] + list(ways)[: number % 3]
-            for way in order:
-                work(operations)
-                execute, sample = ways[way]
-                began = clock()
-                execute(runner, scheduled)
-                sample(runner, None)
-                times[way].append(clock() - began)
-        gc.enable()
-        session.stop()
-        cost = session.self_cost
+    bare = side.bare(given)
+    original = side.methods()
+    side.put(bare)
+    subject = side.subject(side.kind)
+    run, clock = side.run, time.perf_counter_ns
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            session = Session(Path(folder) / "trace")
+            session.start()
+            inputs = [make(n) for n in range(steps)]
+            ways = {"bare": bare, "hook": side.methods(), "empty": tuple(map(empty, bare))}
+            times: dict[str, list[int]] = {way: [] for way in ways}
+            gc.collect()
+            gc.disable()
+            for number, step in enumerate(inputs):
+                given[:] = step
+                # Each comes first, last and between the others.
+                order = list(ways)[number % 3 :] + list(ways)[: number % 3]
+                for way in order:
+                    work(operations)
+                    first, second = ways[way]
+                    began = clock()
+                    run(subject, first, second, given)
+                    times[way].append(clock() - began)
+            gc.enable()
+            session.stop()
+            cost = session.self_cost
+    finally:
+        side.put(original)
     added = {
         way: [on - off for on, off in zip(times[way], times["bare"], strict=True)]
         for way in ("hook", "empty")
@@ -182,6 +274,52 @@ def measure(
         "empty_us": statistics.median(added["empty"]) / 1e3,
         "recorder_us": cost.writer_cpu_ns / steps / 1e3,
     }
+
+
+def given_by(
+    give: Callable[[tuple[Any, Any]], tuple[Any, Any]],
+    make: Callable[[int], tuple[Any, Any]],
+    number: int,
+) -> tuple[Any, Any]:
+    """The step of that number, as its side sees it."""
+    return give(make(number))
+
+
+def synthetic(
+    side: Side, name: str, steps: int, give: Callable[[tuple[Any, Any]], tuple[Any, Any]]
+) -> dict[str, dict[str, float]]:
+    """Steps of all sizes and kinds; prints what it finds.
+
+    Args:
+        side: Of the step.
+        name: Of the side; empty for the worker.
+        steps: So many, of few requests.
+        give: Makes a step of this side from one of a worker.
+    """
+    results: dict[str, dict[str, float]] = {}
+    for size in SIZES:
+        names = [f"{n}-0a1b2c3d" for n in range(size)]
+        for what, make in (
+            ("decode", partial(decoding, names, 0)),
+            ("3 drafts each", partial(decoding, names, 3)),
+            ("all begin", partial(beginning, names)),
+        ):
+            for how, operations in (("back to back", 0), ("between work", OPERATIONS)):
+                found = measure(
+                    side,
+                    partial(given_by, give, make),
+                    max(steps // (1 if size < 64 else 4), 20),
+                    operations,
+                )
+                results[f"{name}{what}, {size}, {how}"] = found
+                budget = f", budget {BUDGET_US[size]:.0f}" if size in BUDGET_US and not name else ""
+                print(
+                    f"{name}{what:>14} {size:4d} requests {how:>14}: {found['hook_us']:6.1f} us a step "
+                    f"(p90 {found['hook_p90_us']:.1f}{budget}; empty wrappers {found['empty_us']:.1f}), "
+                    f"recorder {found['recorder_us']:.0f} us",
+                    flush=True,
+                )
+    return results
 
 
 def real(rounds: int, requests: int = 8, tokens: int = 64) -> dict[str, float]:
@@ -255,32 +393,10 @@ def main() -> None:
         print("vLLM is not installed for this Python: run it with .venv-vllm/bin/python")
         return
     import torch
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     torch.set_num_threads(1)
-    original = GPUModelRunner.execute_model, GPUModelRunner.sample_tokens
-    kind: Any = GPUModelRunner
-    results: dict[str, dict[str, float]] = {}
-    try:
-        for size in SIZES:
-            names = [f"{n}-0a1b2c3d" for n in range(size)]
-            for what, make in (
-                ("decode", partial(decoding, names, 0)),
-                ("3 drafts each", partial(decoding, names, 3)),
-                ("all begin", partial(beginning, names)),
-            ):
-                steps = max(arguments.steps // (1 if size < 64 else 4), 20)
-                for how, operations in (("back to back", 0), ("between work", OPERATIONS)):
-                    found = measure(kind, make, steps, operations)
-                    results[f"{what}, {size}, {how}"] = found
-                    budget = f", budget {BUDGET_US[size]:.0f}" if size in BUDGET_US else ""
-                    print(
-                        f"{what:>14} {size:4d} requests {how:>14}: {found['hook_us']:6.1f} us a step "
-                        f"(p90 {found['hook_p90_us']:.1f}{budget}; empty wrappers {found['empty_us']:.1f}), "
-                        f"recorder {found['recorder_us']:.0f} us"
-                    )
-    finally:
-        GPUModelRunner.execute_model, GPUModelRunner.sample_tokens = original
+    results = synthetic(worker_side(), "", arguments.steps, lambda step: step)
+    results |= synthetic(core_side(), "engine core: ", arguments.steps, handed_over)
     engine = real(arguments.rounds)
     print(
         f"a real engine, 8 requests: {engine['bare_us']:.0f} us a step, recorded {engine['recorded_us']:.0f} us, "

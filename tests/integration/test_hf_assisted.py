@@ -54,3 +54,6 @@ def test_a_draft_model_with_another_tokenizer(record: Any) -> None:
     assert all(row["decode_tokens"] > 0 for row in drafts[1:])
     assert all(row["cached_tokens"] == 0 for row in drafts)
     assert sum(row["accepted_tokens"] for row in rows) > 0
+    for row in rows:
+        (one,) = row["slices"]
+        assert (one["drafts"], one["accepted"]) == (row["draft_tokens"], row["accepted_tokens"])

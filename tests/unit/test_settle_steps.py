@@ -79,10 +79,12 @@ class Expected:
 
     Attributes:
         parts: Of each request its id, its past, and how many prefill, decode and recomputed tokens it computes.
+        told: Of each, what it finds in the cache, its drafts, and those that are kept.
         drafts, accepted, cached, padding: As in the table.
     """
 
     parts: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    told: list[tuple[int, int, int]] = field(default_factory=list)
     drafts: int = 0
     accepted: int = 0
     cached: int = 0
@@ -165,8 +167,10 @@ class Engine:
         tokens: dict[str, list[int]] = {}
         rejected: dict[str, int] = {}
         for one in chosen:
+            before = expected.cached
             if not one.sent or one.away:
                 self._begin(one, expected, new, resumed)
+            met = expected.cached - before
             if one.sent and not (self.v2 and any(n.req_id == one.name for n in new)):
                 cached.append(one.name)
                 computed.append(one.believed)
@@ -178,6 +182,7 @@ class Engine:
                 query, asked = 1, 0
                 expected.padding += 1
                 expected.parts.append((one.name, one.end, 0, 0, 0))
+                expected.told.append((met, 0, 0))
                 tokens[one.name] = [5]
             else:
                 whole = left == 1 or draw.random() < 0.5
@@ -193,6 +198,7 @@ class Engine:
                 kept = min(len(tokens[one.name]), one.total - one.got)
                 expected.drafts += asked
                 expected.accepted += max(kept - 1, 0) if asked else 0
+                expected.told.append((met, asked, max(kept - 1, 0) if asked else 0))
                 rejected[one.name] = asked - right
                 one.end += query - (asked - right)
                 one.best = max(one.best, one.end)
@@ -299,6 +305,8 @@ def test_labels_are_those_of_the_tokens(seed: int, lag: int, v2: bool) -> None:
     assert [row.step for row in rows] == list(range(engine.count))
     for row, expected in zip(rows, engine.expected, strict=True):
         assert [(s.request_id, s.past) for s in row.slices] == [p[:2] for p in expected.parts]
+        assert [(s.cached, s.drafts, s.accepted) for s in row.slices] == expected.told
+        assert [s.recomputed for s in row.slices] == [p[4] for p in expected.parts]
         assert row.prefill_tokens == sum(p[2] for p in expected.parts)
         assert row.decode_tokens == sum(p[3] for p in expected.parts)
         assert row.recomputed_tokens == sum(p[4] for p in expected.parts)

@@ -46,6 +46,8 @@ def test_a_preempted_request_computes_its_tokens_again(
         recorded.passes("recomputed_tokens", "prefill_tokens", "decode_tokens")[n] for n in index
     ] == [(64, 64, 1)]
     assert recorded.sum("recomputed_tokens") == 64
+    of_each = [[s["recomputed"] for s in row] for (row,) in recorded.passes("slices")]
+    assert [sum(row) for row in of_each if any(row)] == [64]
     assert recorded.broken({"a": 40, "b": 40}, cached=0) == []
 
 

@@ -47,6 +47,15 @@ def test_drafts_are_decode_and_what_was_accepted_is_counted(
     assert 0 < accepted < drafted, "the case is to have both"
     assert recorded.broken({"a": 24, "b": 24, "c": 24}, cached=0) == []
 
+    # The same of each request: its own drafts, those that it kept, and it got one token more than it kept.
+    got: dict[str, int] = {}
+    for drafts, kept, slices in recorded.passes("draft_tokens", "accepted_tokens", "slices"):
+        assert (drafts, kept) == tuple(sum(s[n] for s in slices) for n in ("drafts", "accepted"))
+        for one in slices:
+            assert one["query"] == (one["prompt"] if one["past"] == 0 else 1 + one["drafts"])
+            got[one["request_id"]] = got.get(one["request_id"], 0) + 1 + one["accepted"]
+    assert list(got.values()) == [24] * 3
+
     for phase, drafts, kept, decode, sequences, logits in recorded.passes(
         "phase", "draft_tokens", "accepted_tokens", "decode_tokens", "sequences", "logits_tokens"
     ):

@@ -114,6 +114,9 @@ def test_a_cached_prefix_leaves_one_token(engine: Any, record: Record) -> None:
         "decode | b: decode 33+1",
     ]
     assert recorded.passes("cached_tokens") == [(0,), (0,), (0,), (32,), (0,)]
+    assert [[s["cached"] for s in row] for (row,) in recorded.passes("slices")] == [
+        *([0], [0], [0], [32], [0])
+    ]
     assert recorded.broken({"a": 2, "b": 2}, cached=32) == []
 
 

@@ -89,3 +89,10 @@ def test_each_step_is_half_of_the_work(trace: Trace) -> None:
         token = 2 * 2 * 32 * 4
         assert [row["kv_write_bytes"] for row in own] == [39 * token, 2 * token, 2 * token]
         assert {row["kv_allocated_bytes"] for row in own} == {1 << 21}
+
+
+def test_each_process_writes_its_end(trace: Trace) -> None:
+    """vLLM kills its engine core after 5 s, which workers that end take up: the core is done before."""
+    assert len(trace.metas) == 3
+    assert all(meta.complete for meta in trace.metas)
+    assert trace.requests.column("finish").to_pylist() == ["length"] * 2
