@@ -275,8 +275,10 @@ class Session:
         # A short script may leave its process group before the recorder looks again.
         self._place.now()
         device = model.device
-        if device is not None and device.key not in self._devices and self._evidence is not None:
-            self._devices[device.key] = device
+        # Two boards of one kind have the same key, as they have the same ceilings.
+        name = "" if device is None else device.uuid or device.key
+        if device is not None and name not in self._devices and self._evidence is not None:
+            self._devices[name] = device
             self._evidence.device_seen(device)
             if self._look is not None:
                 self._look.device_seen(device)
@@ -286,7 +288,11 @@ class Session:
 
     def _current_meta(self) -> ProcessMeta:
         models = [_with_cache(model) for model in tuple(self._models)]
-        devices = {model.device.key: model.device for model in tuple(self._models) if model.device}
+        devices = {
+            model.device.uuid or model.device.key: model.device
+            for model in tuple(self._models)
+            if model.device
+        }
         place = self._place.now()
         return replace(
             self._meta,
