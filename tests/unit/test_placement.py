@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from phaseprof.hooks.models import ModelBook
 from phaseprof.hooks.placement import device_of, devices_of
+from phaseprof.trace.meta import Device as DescribedDevice
+from phaseprof.work.cost import ModelCost
 
 
 def device(name: str) -> Any:
@@ -72,3 +75,50 @@ class Model:
 def test_devices(model: Model, runs_on: str, spread: tuple[str, ...]) -> None:
     assert str(device_of(model)) == runs_on
     assert tuple(map(str, devices_of(model))) == spread
+
+
+def test_a_model_on_two_devices_has_a_timer_on_each() -> None:
+    """Split by accelerate: its weights are nowhere between passes, and its modules say where they run."""
+    torch = pytest.importorskip("torch")
+
+    class Timer:
+        failure = None
+
+        def __init__(self, at: Any) -> None:
+            self.at = str(at)
+
+        def begin(self) -> str:
+            return self.at
+
+        def end(self, mark: str) -> None:
+            asked.append(mark)
+
+        def finish(self) -> None: ...
+
+    def describe(at: Any) -> DescribedDevice:
+        return DescribedDevice(str(at), "cuda", at.index, 132, None, None, str(at))
+
+    def count(_: Any) -> ModelCost:
+        raise ValueError("not a decoder")
+
+    asked: list[str] = []
+    book = ModelBook(
+        describe=describe,
+        make_timer=Timer,
+        count=count,
+        on_new=lambda seen: None,
+        note=lambda what: None,
+    )
+    layers = [torch.nn.Linear(2, 2, device="meta") for _ in range(4)]
+    for layer, at in zip(layers, ("cuda:1", "cuda:1", "cuda:0", "cuda:0"), strict=True):
+        layer._hf_hook = SimpleNamespace(execution_device=torch.device(at))
+    seen = book.find(torch.nn.Sequential(*layers), None)
+    assert seen.device is not None and seen.device.key == "cuda:1"
+    assert seen.meta.devices == 2
+    assert seen.timer is not None
+    seen.timer.end(seen.timer.begin())
+    assert asked == ["cuda:1", "cuda:0"]
+    # Whoever ends the session finishes each of them, once.
+    assert len(book.timers) == 2
+    alone = book.find(torch.nn.Sequential(*layers[:2]), None)
+    assert isinstance(alone.timer, Timer) and alone.meta.devices == 1
