@@ -83,7 +83,7 @@ class KernelsCollector:
 
     def __init__(self, schedule: Schedule | None = None) -> None:
         self._windows = Windows(
-            schedule or Schedule(), closed=self._window_closed, refused=self._window_refused
+            schedule or Schedule(), closed=self.window_closed, refused=self._window_refused
         )
         self._found = _Found(Counter(), Counter(), Counter(), Counter())
         self._queue: queue.SimpleQueue[Closed | None] = queue.SimpleQueue()
@@ -119,9 +119,9 @@ class KernelsCollector:
 
     def device_seen(self, device: Device) -> None:
         """A model runs: look out for other profilers."""
-        self._devices.append(device.key)
         if device.kind == "cuda":
-            self._windows.cuda.add(int(device.key.partition(":")[2] or 0))
+            self._devices.append(f"cuda:{device.index}")
+            self._windows.cuda.add(device.index)
         self._windows.watch()
 
     def stop(self) -> None:
@@ -153,7 +153,8 @@ class KernelsCollector:
     def _window_refused(self, why: str) -> None:
         self._found.refused[why] += 1
 
-    def _window_closed(self, closed: Closed) -> None:
+    def window_closed(self, closed: Closed) -> None:
+        """A window has ended: read it on another thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="phaseprof-kernels", daemon=True)
             self._thread.start()

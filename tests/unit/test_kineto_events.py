@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kineto_recorded import Recorded
 
 from phaseprof.attribution import DeviceEvent, Launch
 from phaseprof.collectors.kineto_events import (
@@ -56,47 +56,6 @@ def test_outermost_events_of_a_thread_never_overlap(intervals: list[tuple[int, i
         kept = [event for event in outermost(events) if event.thread_id == thread]
         for before, after in itertools.pairwise(kept):
             assert before.end_ns <= after.start_ns
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """An event with the methods of torch's `_KinetoEvent` that are read."""
-
-    kind: str
-    named: str
-    at: tuple[int, int]
-    device: int = 0
-    resource: int = 0
-    correlation: int = 0
-    recorded_scope: int = 0
-    asynchronous: bool = False
-
-    def activity_type(self) -> str:
-        return self.kind
-
-    def name(self) -> str:
-        return self.named
-
-    def start_ns(self) -> int:
-        return self.at[0]
-
-    def end_ns(self) -> int:
-        return self.at[1]
-
-    def device_index(self) -> int:
-        return self.device
-
-    def device_resource_id(self) -> int:
-        return self.resource
-
-    def correlation_id(self) -> int:
-        return self.correlation
-
-    def scope(self) -> int:
-        return self.recorded_scope
-
-    def is_async(self) -> bool:
-        return self.asynchronous
 
 
 def test_events_of_a_gpu_are_told_apart() -> None:
