@@ -15,7 +15,7 @@ collective  no  vllm-b200, odd-launchless-kernels
 collective  no  vllm-b200
     multimem_(all_reduce|all_gather|one_shot|reduce)|(one|two)_shot_all_reduce|symm_mem
 collective  no  vLLM source (custom_all_reduce.cuh, quickreduce)
-    cross_device_reduce|custom_all_?reduce|all_?reduce_(one|two)_?shot|quickreduce|allreduce_prototype|qr_
+    cross_device_reduce|custom_all_?reduce|all_?reduce_(one|two)_?shot|quickreduce|allreduce_prototype
 collective  no  TensorRT-LLM, FlashInfer source
     (one|two)ShotAllReduce|allreduce_fusion_kernel|lamport|moereduce_allreduce|userbuffers|mnnvl|MiniMaxReduceRMS
 collective  no  DeepEP, NVSHMEM, TensorRT-LLM source

@@ -34,9 +34,9 @@ reduction  no  composable kernel source
 elementwise  no  composable kernel source
     ~ck_tile.*(Elementwise|ElementWise|ImageToColumn|Permute|Transpose)
 moe  yes  composable kernel source (as aiter builds it)
-    ~ck::.*(kernel_moe|moe_gemm|MoeGemm)
+    ~\bck::.*(kernel_moe|moe_gemm|MoeGemm)
 gemm  yes  composable kernel source
-    ~ck::.*([Gg]emm|xdl|wmma)
+    ~\bck::.*([Gg]emm|xdl|wmma)
 moe  no  aiter source
     aiter::.*(topk|moe_align|moe_sum|moe_sort|grouped_topk|MoeSort|moe_smooth|biased)
 moe  yes  aiter source (assembly)
