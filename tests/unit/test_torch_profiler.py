@@ -232,7 +232,7 @@ class FakeEvent:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A `torch.cuda` whose device has work, and a profiler that gives no events."""
     cuda: Any = SimpleNamespace(
         Event=FakeEvent,
