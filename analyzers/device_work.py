@@ -54,7 +54,7 @@ class DeviceWork:
         groups: The fine labels of each coarse one.
         phases: The coarse label of each phase.
         left_out: The fine label of passes that do not count; it is in no group.
-        on_host: Some passes have no device time: they are placed by their calls.
+        on_host: Passes of a GPU have no device time: they are placed by their calls.
     """
 
     timeline: Timeline
@@ -88,25 +88,24 @@ class DeviceWork:
 
 
 def uses_of(metas: Sequence[ProcessMeta], sampled: Sequence[str]) -> tuple[DeviceUse, ...]:
-    """The sampled devices that models ran on.
+    """The sampled devices that models ran on; a CPU is one where a recording is replayed beside it.
 
     A device whose driver's name is not known is the sampled one where there is but one of either.
     """
     found: dict[str, tuple[Device, set[tuple[int, str]]]] = {}
     for meta in metas:
         for device in meta.devices:
-            if device.kind != "cpu":
-                users = {
-                    (meta.rank, model.model_id)
-                    for model in meta.models
-                    if model.device_key == device.key
-                }
-                known = found.setdefault(device.uuid or device.key, (device, set()))
-                known[1].update(users)
+            users = {
+                (meta.rank, model.model_id)
+                for model in meta.models
+                if model.device_key == device.key
+            }
+            known = found.setdefault(device.uuid or device.key, (device, set()))
+            known[1].update(users)
     others = [name for name in sampled if name != "cpu" and name not in found]
-    unnamed = [name for name, (device, _) in found.items() if not device.uuid]
-    if len(others) == 1 and len(unnamed) == 1 and len(found) == 1:
-        found[others[0]] = found.pop(unnamed[0])
+    gpus = [name for name, (device, _) in found.items() if device.kind != "cpu"]
+    if len(others) == len(gpus) == 1 and not found[gpus[0]][0].uuid:
+        found[others[0]] = found.pop(gpus[0])
     return tuple(
         DeviceUse(device, name, frozenset(users))
         for name, (device, users) in sorted(found.items())
@@ -147,7 +146,8 @@ def work_of(
     timeline = Timeline.of(stretches, left_out + 1, groups[other][0], over=left_out)
     unknown = column(rows, "device_ns").null_count
     del label_of[Phase.OTHER]
-    return DeviceWork(timeline, groups, label_of, left_out, 10 * unknown > rows.num_rows)
+    on_host = use.device.kind != "cpu" and 10 * unknown > rows.num_rows
+    return DeviceWork(timeline, groups, label_of, left_out, on_host)
 
 
 def _ranges(windows: Iterable[Window]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 Vector = list[float]
 Matrix = list[list[float]]
@@ -64,30 +64,65 @@ def bounded(
     """The x between bounds that minimises ``x'Ax - 2b'x`` for a positive definite A: least squares from its normal
     equations.
 
-    Every set of unknowns that may stand at a bound is tried, the smallest sets first, until one meets the conditions of
-    Karush, Kuhn and Tucker. The problem is strictly convex: the first that does is the only one. Bounds may be
+    The problem is strictly convex: a point that meets the conditions of Karush, Kuhn and Tucker is the solution. It is
+    first sought by putting what is outside to its bound and letting go what pulls inwards, one at a time. That may go
+    round in circles; then every set of unknowns that may stand at a bound is tried, the smallest first. Bounds may be
     infinite.
 
     Raises:
         Singular: If A is not positive definite.
     """
     n = len(right)
+    at: dict[int, float] = {}
+    for _ in range(4 * n + 4):
+        x = _solved(matrix, right, at)
+        outside = {i: max(least[i] - x[i], x[i] - greatest[i]) for i in range(n) if i not in at}
+        worst = max(outside, key=outside.__getitem__, default=None)
+        if worst is not None and outside[worst] > _SLACK * max(1.0, *map(abs, x)):
+            at[worst] = least[worst] if x[worst] < least[worst] else greatest[worst]
+            continue
+        pulls = {i: _pull(matrix, right, x, i, at[i] == least[i]) for i in at}
+        worst = max(pulls, key=pulls.__getitem__, default=None)
+        if worst is None or pulls[worst] <= _SLACK * max(1.0, *map(abs, right)):
+            return x
+        del at[worst]
     for fixed in range(n + 1):
-        for at in itertools.combinations(range(n), fixed):
-            free = [i for i in range(n) if i not in at]
-            solve = inverse([[matrix[i][j] for j in free] for i in free]) if free else []
-            for values in itertools.product(*((least[i], greatest[i]) for i in at)):
+        for places in itertools.combinations(range(n), fixed):
+            for values in itertools.product(*((least[i], greatest[i]) for i in places)):
                 if any(math.isinf(value) for value in values):
                     continue
-                x = [0.0] * n
-                for i, value in zip(at, values, strict=True):
-                    x[i] = value
-                inner = [right[i] - sum(matrix[i][j] * x[j] for j in at) for i in free]
-                for i, value in zip(free, times(solve, inner), strict=True):
-                    x[i] = value
-                if _is_optimal(matrix, right, least, greatest, x, at, free):
+                at = dict(zip(places, values, strict=True))
+                x = _solved(matrix, right, at)
+                if _is_optimal(matrix, right, least, greatest, x, at):
                     return x
     raise Singular
+
+
+def _solved(
+    matrix: Sequence[Sequence[float]], right: Sequence[float], at: Mapping[int, float]
+) -> Vector:
+    """The minimum with some unknowns held."""
+    n = len(right)
+    free = [i for i in range(n) if i not in at]
+    x = [at.get(i, 0.0) for i in range(n)]
+    if free:
+        inner = [right[i] - sum(matrix[i][j] * value for j, value in at.items()) for i in free]
+        solve = inverse([[matrix[i][j] for j in free] for i in free])
+        for i, value in zip(free, times(solve, inner), strict=True):
+            x[i] = value
+    return x
+
+
+def _pull(
+    matrix: Sequence[Sequence[float]],
+    right: Sequence[float],
+    x: Sequence[float],
+    i: int,
+    at_least: bool,
+) -> float:
+    """How strongly an unknown at a bound is drawn inwards."""
+    slope = sum(a * b for a, b in zip(matrix[i], x, strict=True)) - right[i]
+    return -slope if at_least else slope
 
 
 def _is_optimal(
@@ -96,18 +131,16 @@ def _is_optimal(
     least: Sequence[float],
     greatest: Sequence[float],
     x: Vector,
-    at: Sequence[int],
-    free: Sequence[int],
+    at: Mapping[int, float],
 ) -> bool:
-    slack = _SLACK * max(1.0, *(abs(value) for value in x))
-    if any(not least[i] - slack <= x[i] <= greatest[i] + slack for i in free):
-        return False
-    scale = _SLACK * max(1.0, *(abs(value) for value in right))
-    for i in at:
-        slope = sum(matrix[i][j] * x[j] for j in range(len(x))) - right[i]
-        if least[i] < greatest[i] and (slope < -scale if x[i] == least[i] else slope > scale):
-            return False
-    return True
+    slack = _SLACK * max(1.0, *map(abs, x))
+    inside = all(
+        least[i] - slack <= x[i] <= greatest[i] + slack for i in range(len(x)) if i not in at
+    )
+    limit = _SLACK * max(1.0, *map(abs, right))
+    return inside and all(
+        _pull(matrix, right, x, i, value == least[i]) <= limit for i, value in at.items()
+    )
 
 
 #: Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
