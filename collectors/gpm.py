@@ -4,8 +4,8 @@ GPM needs no root and no profiling lock, and Hopper or newer. It yields averages
 100 ms apart, which is longer than most passes: an analyzer has to tell the phases in a window apart. All of it but the
 traffic is per cycle of a clock, so that the clocks are read beside it.
 
-A driver that counts cycles since it was loaded (metrics 248 to 260) gives exact differences; they stand in for the
-averages, with the source ``gpm.counters``, as long as the two agree.
+A driver that counts cycles since it was loaded (metrics 248 to 260) gives exact differences; they stand beside the
+averages, with the source ``gpm.counters``, once the two have been seen to agree.
 """
 
 from __future__ import annotations
@@ -169,7 +169,6 @@ class GpmSampler:
         rows = [
             Sample(begin, end, self._device, "gpm", metric, value)
             for metric, value in averages.items()
-            if metric not in exact
         ]
         rows += [
             Sample(begin, end, self._device, "gpm.counters", metric, value)
@@ -183,7 +182,7 @@ class GpmSampler:
             self._sink.note(
                 NotMeasured(
                     f"exact {metric.value}",
-                    "the driver's counter of cycles does not agree with its average, which is used instead",
+                    "the driver's counter of cycles does not agree with its average, which is recorded alone",
                 )
             )
         return rows

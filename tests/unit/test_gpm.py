@@ -204,12 +204,16 @@ def test_every_metric_is_the_average_of_the_script_over_its_window(
     windows = list(itertools.pairwise(times))
     assert notes == []
     for metric in KEYS:
-        mine = [row for row in rows if row.metric == metric]
+        mine = [row for row in rows if row.metric == metric and row.source == "gpm"]
         assert [(row.start_ns, row.end_ns) for row in mine] == windows, metric
         for row in mine:
             truth = average(metric, row.start_ns, row.end_ns)
             assert row.value == pytest.approx(truth, rel=1e-6, abs=1e-9), metric
-            assert row.device == UUID
+    for row in rows:
+        assert row.device == UUID
+        if row.source == "gpm.counters":
+            truth = average(Metric(row.metric), row.start_ns, row.end_ns)
+            assert row.value == pytest.approx(truth, rel=1e-6, abs=1e-9)
 
 
 def test_clocks_stand_beside_the_counters(tmp_path: Path, here: None) -> None:
@@ -218,18 +222,23 @@ def test_clocks_stand_beside_the_counters(tmp_path: Path, here: None) -> None:
     assert clocks == {Metric.SM_CLOCK: 1980e6, Metric.MEMORY_CLOCK: 2619e6}
 
 
-def test_counters_of_cycles_stand_in_for_averages_once_they_agree(
+def test_counters_of_cycles_stand_beside_the_averages_once_they_agree(
     tmp_path: Path, here: None
 ) -> None:
     rows, _ = sampled(SCRIPT, tmp_path, turns(15))
-    by_source: dict[str, set[str]] = {}
-    for row in rows:
-        by_source.setdefault(row.source, set()).add(row.metric)
-    assert by_source["gpm.counters"] == CYCLES
+    assert {row.metric for row in rows if row.source == "gpm.counters"} == CYCLES
     for metric in CYCLES:
-        sources = [row.source for row in rows if row.metric == metric]
+        mine = [row for row in rows if row.metric == metric]
+        averages = [row for row in mine if row.source == "gpm"]
+        exact = [row for row in mine if row.source == "gpm.counters"]
         # 14 windows: the first has no counter before it, and ten are compared.
-        assert sources == ["gpm"] * 10 + ["gpm.counters"] * 4, metric
+        assert len(averages) == 14, metric
+        assert [(row.start_ns, row.end_ns) for row in exact] == [
+            (row.start_ns, row.end_ns) for row in averages[-4:]
+        ]
+        assert [row.value for row in exact] == pytest.approx(
+            [row.value for row in averages[-4:]], rel=1e-9, abs=1e-12
+        )
 
 
 def test_a_counter_that_does_not_agree_is_not_used(tmp_path: Path, here: None) -> None:
