@@ -42,6 +42,8 @@ _FIRST_NOISE = 0.02
 _BLOCKS = 30
 #: Twice the loss of log-likelihood up to which another offset is believed as well (chi-squared, one unknown, 99.7 %).
 _AS_GOOD = 9.0
+#: Offsets that are tried at most: that of clocks further apart is not found.
+_MOST_OFFSETS = 40
 #: Mean and standard deviation that are expected of a phase before anything was sampled, in spans.
 _OPEN = (0.5, 0.5)
 #: Share of a value's information that may be an artefact of jitter.
@@ -62,7 +64,7 @@ def unmix(
         weights: Shares of the labels in the windows.
         values: One a window, in the counter's unit.
         scale: What values are possible.
-        offsets_ns: Offsets between the clocks that are tried, ascending.
+        offsets_ns: Offsets between the clocks that are tried, ascending, 0 among them.
 
     Returns:
         By number of the coarse label; those without time in the windows are left out.
@@ -145,8 +147,7 @@ class _Equations:
         return parts if self._fine and len(parts) > 1 else [None]
 
     def solve(self, offsets_ns: Sequence[int]) -> Iterator[tuple[int, Solved]]:
-        fits = {offset: self._fit(offset) for offset in offsets_ns}
-        best = min(fits, key=lambda offset: (fits[offset].residual, abs(offset)))
+        fits, best = self._fits(offsets_ns)
         fit = fits[best]
         values, inside = fit.labels, times(fit.mixes, self._inside(fit))
         noise, blocks = _jackknife(fit)
@@ -162,6 +163,18 @@ class _Equations:
                 moved=abs(inside[i] - values[i]),
             )
             yield label, self._solved(fit, i, best, inside[i], errors, blocks[i])
+
+    def _fits(self, offsets_ns: Sequence[int]) -> tuple[dict[int, _Fit], int]:
+        """The fits for all offsets, and the best one: where it is the last of them, more are tried beyond it."""
+        fits = {offset: self._fit(offset) for offset in offsets_ns}
+        step = min((b - a for a, b in pairwise(offsets_ns)), default=0)
+        while True:
+            best = min(fits, key=lambda offset: (fits[offset].residual, abs(offset)))
+            beyond = best + step if best > 0 else best - step
+            outermost = best in (min(fits), max(fits)) and len(fits) > 1
+            if not outermost or len(fits) >= _MOST_OFFSETS or _as_good(fits[0], fits[best]):
+                return fits, best
+            fits[beyond] = self._fit(beyond)
 
     def _solved(
         self, fit: _Fit, i: int, offset_ns: int, value: float, errors: Errors, blocks: float
@@ -301,12 +314,17 @@ class _Equations:
         return moved * _LEFT_UNLIKE if self._fine else moved
 
 
+def _as_good(fit: _Fit, best: _Fit) -> bool:
+    """Whether a fit is believed as well as the best one."""
+    count = max(len(best.y), 1)
+    least = max(best.residual, count * _LEAST_NOISE**2)
+    return fit.residual <= least * math.exp(_AS_GOOD / count)
+
+
 def _of_offset(fits: Mapping[int, _Fit], best: int) -> list[float]:
     """What the offsets that fit nearly as well would change, and half a step beside the best one."""
     chosen = fits[best]
-    count = max(len(chosen.y), 1)
-    limit = max(chosen.residual, count * _LEAST_NOISE**2) * math.exp(_AS_GOOD / count)
-    believed = [fit.labels for fit in fits.values() if fit.residual <= limit]
+    believed = [fit.labels for fit in fits.values() if _as_good(fit, chosen)]
     offsets = sorted(fits)
     place = offsets.index(best)
     beside = [fits[offset].labels for offset in offsets[max(place - 1, 0) : place + 2]]

@@ -118,7 +118,7 @@ DISTURBED: dict[
     "outliers": (None, {}, outliers),
     "steps of five points": (None, {}, coarse),
     "edges that jitter by 3 ms": (None, {"jitter": 3 * MS}, None),
-    "clocks 8 ms apart": (None, {"offset": 8 * MS}, None),
+    "clocks 15 ms apart": (None, {"offset": 15 * MS}, None),
 }
 
 

@@ -138,11 +138,12 @@ def test_phases_that_share_every_window_alike_are_not_told_apart() -> None:
         )
 
 
-def test_clocks_that_are_apart_are_seen_and_taken_back() -> None:
+@pytest.mark.parametrize("apart_ms", [-4, 15])
+def test_clocks_that_are_apart_are_seen_and_taken_back(apart_ms: int) -> None:
     random = Random(5)
     script = Script(generate_loop(random, new=6, decode_ms=10, values=VALUES))
 
-    solution = solved_for(script.passes, script.sampled(random, noise=0.01, offset=-4 * MS))
+    solution = solved_for(script.passes, script.sampled(random, noise=0.01, offset=apart_ms * MS))
 
     figure = solution.figure(Metric.SM_ACTIVE, Phase.PREFILL)
     assert figure.sure == pytest.approx(script.truth("prefill"), abs=0.02)
