@@ -28,6 +28,7 @@ from phaseprof.analyzers.sureness import figure_of, judged, over_devices
 from phaseprof.analyzers.unmixing import unmix
 from phaseprof.analyzers.weights import Weights, Window
 from phaseprof.analyzers.wording import count
+from phaseprof.errors import NotMeasured
 from phaseprof.metrics import Metric
 from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings
@@ -84,6 +85,18 @@ class Counters:
             for batch, figures in by_batch.items()
         }
         return _with(phases, self.phases), batches
+
+
+def not_measured(trace: Trace) -> Iterator[NotMeasured]:
+    """Devices that were sampled, and that no model is known to have run on."""
+    sampled = devices_of(trace.samples)
+    known = {use.sampled_as for use in uses_of(trace.metas, sampled)}
+    for name in sampled:
+        if name not in known and name != "cpu":
+            yield NotMeasured(
+                f"counters per phase on {name}",
+                "it was sampled, but no model of this trace is known to have run on it",
+            )
 
 
 def _with(

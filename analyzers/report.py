@@ -11,6 +11,7 @@ from phaseprof.analyzers.answer import Findings, answer
 from phaseprof.analyzers.breakdown import breakdown
 from phaseprof.analyzers.columns import column, counts, named, names, total
 from phaseprof.analyzers.counters import Counters, analyze_counters
+from phaseprof.analyzers.counters import not_measured as not_measured_of_counters
 from phaseprof.analyzers.kernel_results import Unattributed
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
@@ -262,6 +263,7 @@ def _not_measured(
         *_lacking(basis, phases, requests),
         *others,
         *not_measured_of_ranks(trace, ranks),
+        *not_measured_of_counters(trace),
         *_counted(trace),
     )
     for entry in [*entries, *lacking]:
@@ -315,7 +317,7 @@ def _lacking(
             "no pass was recorded with a kernel timeline",
             "record a few with `--collect default,kernels`, as `phaseprof profile` does",
         )
-    if basis.device_kind == "cpu":
+    if basis.device_kind == "cpu" and all(each.counters is None for each in phases.values()):
         yield NotMeasured("SM, tensor-core and DRAM counters", "no NVIDIA GPU in this run")
     if requests.rebuilt:
         yield NotMeasured(

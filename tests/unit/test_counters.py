@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from scripted import DEVICE, ON_GPU, UUID, Ran, Script, generate_loop, samples, trace_of
-from traces import GPU, MS, model, roofs
+from traces import CPU, GPU, MS, model, roofs
 
 from phaseprof.analyzers.as_json import to_json
 from phaseprof.analyzers.counter_results import CounterState, Method, PhaseCounters
@@ -246,9 +246,27 @@ def test_whose_samples_they_are(device: Device, matched: bool) -> None:
     passes = loop(seconds=8)
     meta = replace(ON_GPU, devices=(device,), models=(model(device=device),))
 
-    found = counters_or_none(trace_of(passes, shown(passes, Metric.SM_ACTIVE), meta))
+    report = build_report(trace_of(passes, shown(passes, Metric.SM_ACTIVE), meta))
 
-    assert (found is not None) == matched
+    assert (report.phases["decode"].counters is not None) == matched
+    said = [each.why for each in report.not_measured if UUID in each.what]
+    assert said == ([] if matched else [_NOBODY])
+
+
+_NOBODY = "it was sampled, but no model of this trace is known to have run on it"
+
+
+def test_a_recording_that_is_replayed_beside_a_cpu_is_taken_for_its_own() -> None:
+    passes = loop(seconds=8)
+    meta = replace(ON_GPU, devices=(CPU,), models=(model(device=CPU),))
+    rows = shown(passes, Metric.SM_ACTIVE, device=CPU.key)
+
+    report = build_report(trace_of(passes, rows, meta, columns=lambda i, ran: {"device_ns": None}))
+
+    found = report.phases["decode"].counters
+    assert found is not None and found.sm_active is not None
+    assert found.sm_active.sure == pytest.approx(SM["decode"], abs=0.02)
+    assert not any("no NVIDIA GPU" in each.why for each in report.not_measured)
 
 
 def test_windows_of_a_millisecond_are_joined_before_they_are_solved() -> None:
