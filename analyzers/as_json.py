@@ -37,10 +37,9 @@ def to_json(report: Report) -> dict[str, Any]:
         "phases": _phases(report.phases),
         "by_batch": {str(batch): _phases(phases) for batch, phases in report.by_batch.items()},
         "requests": asdict(report.requests),
-        "overhead": {
-            field.name: None if cost is None else getattr(cost, field.name)
-            for field in fields(OwnCost)
-        },
+        "overhead": dict.fromkeys(field.name for field in fields(OwnCost))
+        if cost is None
+        else asdict(cost),
         "set_aside": [asdict(entry) for entry in report.set_aside],
         "damage": list(report.damage),
         "not_measured": [asdict(entry) for entry in report.not_measured],

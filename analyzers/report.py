@@ -22,6 +22,7 @@ from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Repo
 from phaseprof.analyzers.served import analyze_serving
 from phaseprof.analyzers.serving import Objective
 from phaseprof.analyzers.testimony import Testimony
+from phaseprof.analyzers.windows import windows_cost
 from phaseprof.analyzers.wording import count, duration, joined, percent, sentence
 from phaseprof.errors import EmptyRunError, NotMeasured
 from phaseprof.trace.meta import Ceilings, Device, ModelMeta, ProcessMeta
@@ -346,6 +347,7 @@ def _own_cost(trace: Trace) -> OwnCost | None:
         hook_us_per_pass=hook_ns / passes / 1e3,
         share=hook_ns / whole_ns,
         writer_cpu_ms=sum(cost.writer_cpu_ns for cost in costs) / 1e6,
+        windows=windows_cost(costs, trace.passes),
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
     from phaseprof.analyzers.kernel_results import KernelFigures, Unattributed
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
+    from phaseprof.analyzers.windows import WindowsCost
 
 
 class Bound(enum.StrEnum):
@@ -224,11 +225,13 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class OwnCost:
-    """What the profiler took: per pass in us, and as a share of the time of all passes."""
+    """What the profiler took: per pass in us, and as a share of the time of all passes; and what the windows of a
+    profiler took, if there were any."""
 
     hook_us_per_pass: float
     share: float
     writer_cpu_ms: float
+    windows: WindowsCost | None = None
 
 
 class Parallelism(enum.StrEnum):

@@ -33,12 +33,13 @@ _IDLE_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which passes are looked at.
+    """Which passes are looked at. Those that compute several tokens for some sequence, the wide ones, are fewer, and
+    each is another request's first: they come in shorter rows, and these more often.
 
     Attributes:
         skip: Passes of each kind that come first: warm-up.
-        passes: Passes of each kind in a row.
-        every: Passes of a kind from the begin of one such row to the next.
+        passes, wide_passes: Passes of a kind in a row.
+        every, wide_every: Passes of a kind from the begin of one such row to the next.
         most_windows: Windows in all.
         most_events: Events that one may hold; it is ended when it might.
         most_ns: How long one may be open.
@@ -46,14 +47,17 @@ class Schedule:
 
     skip: int = 1
     passes: int = 4
-    every: int = 500
-    most_windows: int = 48
+    every: int = 512
+    wide_passes: int = 2
+    wide_every: int = 64
+    most_windows: int = 128
     most_events: int = 200_000
     most_ns: int = 10_000_000_000
 
-    def due(self, number: int) -> bool:
+    def due(self, number: int, *, wide: bool) -> bool:
         """Whether the pass of that number, of its kind and from 0, is looked at."""
-        return number >= self.skip and (number - self.skip) % self.every < self.passes
+        passes, every = (self.wide_passes, self.wide_every) if wide else (self.passes, self.every)
+        return number >= self.skip and (number - self.skip) % every < passes
 
 
 @dataclass(slots=True)
@@ -254,7 +258,7 @@ class Windows:
         self._seen[wide] = number + 1
         if self.cuda and not self._warm and self.cost.windows == 0:
             return True
-        return self._schedule.due(number) or self._owed[wide] > 0
+        return self._schedule.due(number, wide=wide) or self._owed[wide] > 0
 
     def _is_done(self, opened: _Open) -> bool:
         """Whether no pass that may follow is looked at."""
@@ -263,7 +267,8 @@ class Windows:
         if self._held:
             return False
         return not any(
-            self._schedule.due(self._seen[wide]) or self._owed[wide] for wide in (True, False)
+            self._schedule.due(self._seen[wide], wide=wide) or self._owed[wide]
+            for wide in (True, False)
         )
 
     def _too_much(self, opened: _Open) -> bool:

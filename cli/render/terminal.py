@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from phaseprof.analyzers.results import Bound, Lever, PhaseFigures, Provenance, Report, RunFacts
+from phaseprof.analyzers.windows import WindowsCost
 from phaseprof.cli.render import units
 from phaseprof.cli.render.counters import counters_section
 from phaseprof.cli.render.engine import engine_section, goodput_section, interference_section
@@ -312,10 +313,23 @@ def _foot(report: Report, width: int) -> list[Text]:
             f"{units.microseconds(cost.hook_us_per_pass)} a pass, {units.percent(cost.share)} of the time; "
             f"{units.duration(cost.writer_cpu_ms)} CPU in the writer thread"
         )
+        if cost.windows is not None:
+            own += f"; {_windows(cost.windows)}"
     lines += keyed("Own cost", [own], width)
     if facts.trace_path:
         lines += keyed("Trace", [f"{units.size(facts.trace_bytes)} in {facts.trace_path}"], width)
     return lines
+
+
+def _windows(cost: WindowsCost) -> str:
+    """What the windows of a profiler took, apart from the rest: no timing figure has any of it."""
+    text = (
+        f"{units.counted(cost.windows, 'window')} of a profiler took {units.duration(cost.between_ms)} between "
+        f"passes and {units.duration(cost.read_ms)} CPU to read"
+    )
+    if cost.slowdown is not None:
+        text += f", and the {units.counted(cost.passes, 'pass')} inside took {cost.slowdown:.2f}x as long"
+    return text
 
 
 def _sentence(text: str) -> str:

@@ -127,9 +127,10 @@ def test_devices_are_named_as_torch_names_them() -> None:
 
 
 def test_a_schedule_skips_the_warm_up_and_comes_again() -> None:
-    schedule = Schedule(skip=2, passes=3, every=10)
-    assert [number for number in range(30) if schedule.due(number)] == [
+    schedule = Schedule(skip=2, passes=3, every=10, wide_passes=1, wide_every=9)
+    assert [number for number in range(30) if schedule.due(number, wide=False)] == [
         *(2, 3, 4),
         *(12, 13, 14),
         *(22, 23, 24),
     ]
+    assert [number for number in range(30) if schedule.due(number, wide=True)] == [2, 11, 20, 29]
