@@ -155,7 +155,8 @@ class Replayed:
             )
         self._clock = sink.clock
         shift = sink.clock.pair.unix_ns - recording.begin_ns
-        label = HOST if device.kind == "cpu" else device.uuid or device.key
+        # Beside a CPU as well: what a GPU showed is not mixed with what the host shows.
+        label = device.uuid or device.key
         self._rows = [
             Sample(
                 row.start_ns + shift,

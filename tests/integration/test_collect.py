@@ -294,7 +294,8 @@ def test_a_recording_is_in_the_trace_as_if_it_had_been_measured(llama: Any, tmp_
     trace = open_trace(path)
     found = sorted(trace.samples.to_pylist(), key=lambda row: row["start_ns"])
     assert [row["value"] for row in found] == [0.0, 0.1, 0.2, 0.3, 0.4]
-    assert {(row["device"], row["source"]) for row in found} == {("cpu", "gpm")}
+    (device,) = trace.metas[0].devices
+    assert {(row["device"], row["source"]) for row in found} == {(device.key, "gpm")}
     assert [row["start_ns"] - found[0]["start_ns"] for row in found] == [0, 1000, 2000, 3000, 4000]
     (meta,) = trace.metas
     assert abs(found[0]["start_ns"] - meta.started_ns) < 10**9

@@ -103,8 +103,13 @@ def test_devices_stand_for_those_of_this_run_in_their_order(recording: Path) -> 
     sink.clock.at[0] = BEGIN + 10_000
     first = Replayed(loaded, 0, CPU, sink).sample()
     second = Replayed(loaded, 1, SECOND, sink).sample()
-    # Beside a model on a CPU, what a GPU showed is what the CPU shows.
-    assert {row.device for row in first} == {"cpu"} and len(first) == 4
+    # Beside a model on a CPU, what a GPU showed stands apart from what the host showed.
+    assert [(row.device, row.source) for row in first] == [
+        ("cpu|test", "nvml"),
+        ("cpu|test", "gpm"),
+        ("cpu", "host"),
+        ("cpu|test", "gpm"),
+    ]
     assert [(row.device, row.value) for row in second] == [("GPU-second", 0.7)]
     with pytest.raises(CannotSample, match="has 2 devices, and models ran on more"):
         Replayed(loaded, 2, GPU, sink)
