@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, default=_default_output())
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
     parser.add_argument("--small", action="store_true", help="a tiny model and short requests")
-    parser.add_argument("--minutes", type=float, default=7.7, help="for everything")
+    parser.add_argument("--minutes", type=float, default=7.5, help="for everything")
     parser.add_argument("--only", default="", help="steps to run, with commas between")
     parser.add_argument("--wheels", type=Path, default=WHEELS)
     parser.add_argument("--step", default="", help=argparse.SUPPRESS)

@@ -35,6 +35,8 @@ from phaseprof.trace.meta import Device
 log = logging.getLogger("phaseprof")
 
 SOURCE = "pm"
+#: A device that another process samples is asked for again: that process may have ended.
+AGAIN_S = 5.0
 #: How long the end may take.
 END_S = 10.0
 WHAT = "SM, tensor-core and DRAM counters at 200 µs"
@@ -165,9 +167,10 @@ class DeviceRun:
         self._left_out = False
 
     def run(self) -> None:
-        """Sample until the end; what fails is said. Nothing is done if another process of the run samples it."""
-        if not self._sink.sampling_of(self._key):
-            return
+        """Sample until the end; what fails is said. While another process of the run samples the device, wait."""
+        while not self._sink.sampling_of(self._key):
+            if self._wait(AGAIN_S):
+                return
         try:
             self._sampler.open()
             self._say_missing()

@@ -362,6 +362,22 @@ def test_another_process_samples_the_device(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpu.calls == []
 
 
+def test_it_takes_over_when_the_other_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(whole())
+    install(gpu, monkeypatch)
+    sink = Sink(mine=False)
+    waits = iter([False, False, False, True])
+
+    def wait(step_s: float) -> bool:
+        gpu.wait(step_s)
+        # After ten seconds.
+        sink.mine = gpu.host_ns > 11_000_000_000
+        return next(waits)
+
+    DeviceRun(H200, sink, PmPlan(), wait, gpu.monotonic_ns).run()
+    assert mean(sink.of(Metric.SM_ACTIVE)) == pytest.approx(0.9)
+
+
 def test_impossible_values_are_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sample(
         Gpu(whole(sm=constant(4294967295.0), dram=constant(float("nan")))), 0.2, monkeypatch
