@@ -121,6 +121,7 @@ _REFUSALS: Mapping[str, Refusal] = MappingProxyType(
 ALREADY_ENABLED = Refusal("PM sampling is enabled on this GPU already", _OTHERS_FIX)
 NO_PACKAGE = Refusal("the package cupti-python is not installed", EXTRA)
 OLD_PACKAGE = Refusal("this cupti-python has no PM sampling", f"{EXTRA} --upgrade (13.3 or newer)")
+NO_DRIVER = Refusal("there is no NVIDIA driver on this machine")
 NO_METRICS = Refusal("none of the metrics can be sampled on this chip in one pass")
 
 
@@ -392,18 +393,34 @@ def _refusal(error: BaseException) -> Refusal:
     """What an exception of cupti-python means. Some of CUPTI's codes come as exceptions of Python."""
     if isinstance(error, PermissionError):
         return _REFUSALS["ERROR_INSUFFICIENT_PRIVILEGES"]
-    status = getattr(error, "status", None)
-    name = getattr(status, "name", "")
+    name = _name(error)
     if name in _REFUSALS:
         return _REFUSALS[name]
     text = _short(error)
-    if isinstance(error, RuntimeError) and "already enabled" in text:
-        return ALREADY_ENABLED
-    if isinstance(error, RuntimeError) and "nvperf" in text:
-        return _REFUSALS["ERROR_NOT_INITIALIZED"]
+    if isinstance(error, RuntimeError):
+        if type(error).__name__ == "FunctionNotFoundError":
+            return _REFUSALS["ERROR_API_NOT_IMPLEMENTED"]
+        if "driver is not found" in text:
+            return NO_DRIVER
+        if "already enabled" in text:
+            return ALREADY_ENABLED
+        if "nvperf" in text:
+            return _REFUSALS["ERROR_NOT_INITIALIZED"]
     if isinstance(error, MemoryError):
         return Refusal("there is no memory for PM sampling", "leave the GPU some 100 MB")
     return Refusal(f"CUPTI gave an error ({name or text})", "PHASEPROF_DEBUG=1 shows where")
+
+
+def _name(error: BaseException) -> str:
+    """The name of CUPTI's code, which its errors carry as a number; empty for other errors."""
+    status = getattr(error, "status", None)
+    results = getattr(sys.modules.get("cupti.cupti"), "Result", None)
+    if not isinstance(status, int) or results is None:
+        return ""
+    try:
+        return str(results(status).name)
+    except ValueError:
+        return f"error {status}"
 
 
 def _short(error: BaseException) -> str:

@@ -20,21 +20,22 @@ class Result(enum.IntEnum):
     SUCCESS = 0
     ERROR_INVALID_PARAMETER = 1
     ERROR_NOT_INITIALIZED = 15
+    ERROR_INVALID_METRIC_NAME = 17
     ERROR_HARDWARE_BUSY = 26
     ERROR_NOT_SUPPORTED = 27
     ERROR_INSUFFICIENT_PRIVILEGES = 35
     ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED = 39
-    ERROR_MIG_DEVICE_NOT_SUPPORTED = 45
-    ERROR_INVALID_METRIC_NAME = 47
+    ERROR_MIG_DEVICE_NOT_SUPPORTED = 43
     ERROR_UNKNOWN = 999
 
 
 class cuptiError(Exception):
     """CUPTI's error, as it is called there."""
 
-    def __init__(self, status: Result) -> None:
-        super().__init__(f"{status.name} ({status.value})")
-        self.status = status
+    def __init__(self, status: int) -> None:
+        super().__init__(f"{Result(status).name} ({int(status)})")
+        # A plain number, there as well.
+        self.status = int(status)
 
 
 class TriggerMode(enum.IntEnum):

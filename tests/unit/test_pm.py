@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 import threading
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from cupti_stand_in import Gpu, Result, cuptiError, install
+from cupti_stand_in import Gpu, Result, TriggerMode, collector_class, cuptiError, install
 
 from phaseprof.clock import Clock
 from phaseprof.collectors import cupti, permission, pm
@@ -311,6 +312,7 @@ def test_no_metric_stands_twice_in_a_set() -> None:
         (MemoryError("while creating"), "no memory", "100 MB"),
         (cuptiError(Result.ERROR_UNKNOWN), "ERROR_UNKNOWN", "PHASEPROF_DEBUG"),
         (ValueError("Invalid device_index: 0"), "Invalid device_index", ""),
+        (RuntimeError("CUDA driver is not found (libcuda.so.1: …)"), "no NVIDIA driver", ""),
     ],
 )
 @pytest.mark.parametrize("call", ["enable", "start", "stop"])
@@ -401,6 +403,40 @@ def test_a_long_run_is_sampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     assert sum(r.end_ns - r.start_ns for r in first) * 1e-9 > 58
     assert sink.most_at_once <= 7 * 10
     assert [note.what for note in sink.notes] == ["PM samples of the whole run"]
+
+
+def test_the_stand_in_is_like_the_package() -> None:
+    """Where cupti-python is installed: the same parameters, codes and attributes of errors."""
+    real = pytest.importorskip("cupti.pm_sampling", reason="cupti-python is not installed")
+    bindings = sys.modules["cupti.cupti"]
+    stand_in = collector_class(Gpu({}))
+    for method in ("__init__", "enable", "configure", "start", "stop", "decode", "disable"):
+        there = inspect.signature(getattr(real.Collector, method)).parameters
+        here = inspect.signature(getattr(stand_in, method)).parameters
+        assert [p for p in there if p in here] == list(here), method
+        for name, parameter in here.items():
+            assert there[name].kind is parameter.kind, (method, name)
+            if isinstance(parameter.default, int):
+                assert int(there[name].default) == int(parameter.default), (method, name)
+    for code in Result:
+        assert bindings.Result[code.name].value == code.value
+        theirs, ours = bindings.cuptiError(code.value), cuptiError(code)
+        assert (type(theirs.status), theirs.status) == (type(ours.status), ours.status)
+    assert [mode.name for mode in TriggerMode] == [
+        mode.name for mode in real.TriggerMode if mode.name != "COUNT"
+    ]
+    assert callable(bindings.get_timestamp)
+    assert set(real.Sample.__dataclass_fields__) == {
+        "start_timestamp",
+        "end_timestamp",
+        "metric_values",
+    }
+
+
+def test_every_code_that_is_named_is_one_of_the_package() -> None:
+    pytest.importorskip("cupti.pm_sampling", reason="cupti-python is not installed")
+    known = {code.name for code in sys.modules["cupti.cupti"].Result}
+    assert set(cupti._REFUSALS) <= known
 
 
 # The collector itself, on threads.
