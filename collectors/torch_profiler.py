@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phaseprof.attribution import Launches, PassJoin, PassWindow, lost
-from phaseprof.collectors import kineto
 from phaseprof.collectors.base import Availability
 from phaseprof.collectors.kineto_events import DeviceNames, OperatorEvent, WindowEvents, read
 from phaseprof.collectors.windows import Closed, Schedule, SeenPass, Windows
@@ -90,7 +89,6 @@ class KernelsCollector:
         self._thread: threading.Thread | None = None
         self._sink: EvidenceSink | None = None
         self._devices: list[str] = []
-        self._subscriber: str | None = None
 
     @property
     def window(self) -> ToldOfPasses:
@@ -145,7 +143,7 @@ class KernelsCollector:
                     rows=found.rows,
                 )
             )
-        for missing in _missing(found, self._windows.cuda, self._subscriber):
+        for missing in _missing(found, self._windows.cuda):
             self._sink.note(missing)
 
     # Told by the windows
@@ -222,8 +220,6 @@ class KernelsCollector:
         rows = list(launches.link(events.device_events, source=SOURCE))
         found.kernels += launches.events
         found.launchless += launches.launchless
-        if not rows and self._subscriber is None:
-            self._subscriber = kineto.other_subscriber()
         cut = {place for place, one in enumerate(seen) if not one.whole}
         robbed = lost(launches, passes) - cut
         for place in robbed:
@@ -293,20 +289,15 @@ def _is_rocm() -> bool:
     return getattr(torch.version, "hip", None) is not None
 
 
-def _missing(found: _Found, cuda: set[int], subscriber: str | None) -> list[NotMeasured]:
+def _missing(found: _Found, cuda: set[int]) -> list[NotMeasured]:
     """What the windows did not see, and why."""
     missing = []
     for why, times in found.refused.items():
-        fix = (
-            "Leave torch.profiler out of the script while phaseprof runs."
-            if "another torch.profiler" in why
-            else ""
-        )
         said = why if times == 1 else f"{why} ({times} times)"
-        missing.append(NotMeasured(WHAT, said, fix))
+        missing.append(NotMeasured(WHAT, said, _remedy(why)))
     whole = found.passes.total()
     if whole and not found.with_kernels.total() and not found.compiled:
-        missing.append(_nothing_came(whole, cuda, subscriber))
+        missing.append(_nothing_came(whole, cuda))
     elif cuda:
         missing += [
             NotMeasured(
@@ -349,18 +340,19 @@ def _missing(found: _Found, cuda: set[int], subscriber: str | None) -> list[NotM
     return missing
 
 
-def _nothing_came(passes: int, cuda: set[int], subscriber: str | None) -> NotMeasured:
+def _nothing_came(passes: int, cuda: set[int]) -> NotMeasured:
     if not cuda:
         return NotMeasured(WHAT, f"torch.profiler saw no operator in {passes} passes")
-    if subscriber is not None:
-        return NotMeasured(
-            WHAT,
-            f"{subscriber} has got into this process, and CUPTI serves one profiler: torch.profiler saw no kernel in "
-            f"{passes} passes",
-            f"Run without {subscriber}, or read its own recording.",
-        )
     return NotMeasured(
         WHAT,
         f"torch.profiler saw no kernel in {passes} passes, though a GPU computed them",
         "`phaseprof doctor` says what else uses CUPTI and whether profiling is allowed.",
     )
+
+
+def _remedy(why: str) -> str:
+    if "another torch.profiler" in why:
+        return "Leave torch.profiler out of the script while phaseprof runs."
+    if "CUPTI serves one profiler" in why:
+        return "Run without it, or read its own recording."
+    return ""

@@ -157,6 +157,8 @@ class Windows:
         self._held = False
         self._over = False
         self._warm = False
+        #: The profiler of a vendor that is in this process; None before it was looked for.
+        self._subscriber: str | None = None
         self._neighbours = kineto.Neighbours(self._give_way)
         self.cuda: set[int] = set()
         self.cost = WindowCost()
@@ -292,6 +294,14 @@ class Windows:
             return
         if _captures():
             return
+        if self.cuda:
+            if self._subscriber is None:
+                self._subscriber = kineto.other_subscriber() or ""
+            if self._subscriber:
+                self._refused(
+                    f"{self._subscriber} has got into this process, and CUPTI serves one profiler"
+                )
+                return
         began = time.perf_counter_ns()
         try:
             session = kineto.start(cuda=_has_cuda())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,29 +171,12 @@ def test_what_warms_the_profiler_up_is_not_kept() -> None:
     assert sink.kernels == []
 
 
-@pytest.fixture
-def no_injection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for variable, _ in kineto._INJECTED:
-        monkeypatch.delenv(variable, raising=False)
-    yield
-
-
-@pytest.mark.usefixtures("no_injection")
 def test_no_kernel_though_a_gpu_computed_is_said() -> None:
     operators = [Recorded("cpu_op", "aten::mm", (ORIGIN + 105, ORIGIN + 120), resource=7)]
     sink = collected(closed(operators, SeenPass(7, False, 100, 200)))
     assert sink.kernels == []
     (note,) = sink.notes
     assert note.why == "torch.profiler saw no kernel in 1 passes, though a GPU computed them"
-
-
-@pytest.mark.usefixtures("no_injection")
-def test_who_has_the_drivers_tracing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    sink = collected(closed([], SeenPass(7, False, 100, 200)))
-    (note,) = sink.notes
-    assert note.why.startswith("Nsight Systems has got into this process")
-    assert "Nsight Systems" in note.fix
 
 
 def test_a_kind_of_pass_without_kernels_is_said() -> None:
@@ -253,6 +236,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(kineto, "start", start)
     monkeypatch.setattr(kineto, "stop", lambda session: SimpleNamespace(events=list))
     FakeEvent.finished = False
+    for variable, _ in kineto._INJECTED:
+        monkeypatch.delenv(variable, raising=False)
     return cuda
 
 
@@ -318,3 +303,20 @@ def test_passes_that_lost_kernels_are_made_up_for(device: SimpleNamespace) -> No
     windows.owe(False, 2)
     assert [run_pass(windows) for _ in range(3)] == [True, True, False]
     windows.finish()
+
+
+def test_it_steps_aside_for_who_has_the_drivers_tracing_and_names_them(
+    device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    sink, collector = Sink(), KernelsCollector(Schedule(skip=0))
+    collector.start(sink)
+    window = collector.window
+    assert isinstance(window, Windows)
+    window.cuda.add(0)
+    assert [run_pass(window) for _ in range(3)] == [False] * 3
+    collector.stop()
+    assert device.began == []
+    (note,) = sink.notes
+    assert note.why.startswith("Nsight Systems has got into this process")
+    assert note.fix == "Run without it, or read its own recording."
