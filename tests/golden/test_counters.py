@@ -56,9 +56,9 @@ MIXED = PhaseCounters(
     tensor_active=figure(0.4, 0.2, FEW),
     dram_active=figure(0.6, 0.3, FEW),
     dram_bytes_per_s=figure(2e12, 1e12, FEW),
-    power_w=figure(470.0, 90.0, "its windows differ too much for their number"),
-    energy_j=figure(90.0, 18.0, "its windows differ too much for their number"),
-    joules_per_token=figure(0.7, 0.15, "its windows differ too much for their number"),
+    power_w=figure(470.0, 90.0, "its windows are too few for how much they differ"),
+    energy_j=figure(90.0, 18.0, "its windows are too few for how much they differ"),
+    joules_per_token=figure(0.7, 0.15, "its windows are too few for how much they differ"),
     sampled_s=0.2,
 )
 STATE = DeviceState(
