@@ -19,7 +19,7 @@ from phaseprof.analyzers.counter_results import (
 )
 from phaseprof.analyzers.device_state import state_of
 from phaseprof.analyzers.device_work import DeviceUse, DeviceWork, uses_of, work_of
-from phaseprof.analyzers.energy import PowerOf, phase_energy, solve_power
+from phaseprof.analyzers.energy import PowerOf, Spread, phase_energy, solve_power
 from phaseprof.analyzers.passes import Primary
 from phaseprof.analyzers.results import PhaseFigures, Provenance
 from phaseprof.analyzers.sampled import Series, devices_of, seconds_of, series_of
@@ -165,14 +165,17 @@ def analyze_counters(
         use: {metric: series_of(trace.samples, use.sampled_as, metric, seconds) for metric in _ALL}
         for use in uses
     }
-    share = len(uses) / max(groups, 1)
+    spread = Spread(
+        sum(use.runs(primary.model_id) for use in uses) / max(groups, 1),
+        _devices_of_model(trace, primary),
+    )
     seen = _seen(trace, primary, sampled, None)
-    found = _figures(trace, seen, phases, share)
+    found = _figures(trace, primary, seen, phases, spread)
     batches = by_batch if len(by_batch) <= _MOST_BATCHES else {}
     return Counters(
         phases=found,
         by_batch={
-            batch: _figures(trace, _seen(trace, primary, sampled, batch), figures, share)
+            batch: _figures(trace, primary, _seen(trace, primary, sampled, batch), figures, spread)
             for batch, figures in batches.items()
         },
         devices=tuple(
@@ -183,6 +186,19 @@ def analyze_counters(
 
 
 # --- solving --------------------------------------------------------------------------------------
+
+
+def _devices_of_model(trace: Trace, primary: Primary) -> int:
+    """Devices of one process that the model's layers lie on."""
+    return max(
+        (
+            model.devices
+            for meta in trace.metas
+            for model in meta.models
+            if model.model_id == primary.model_id
+        ),
+        default=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +231,12 @@ def _seen(
 
 def _figures(
     trace: Trace,
+    primary: Primary,
     seen: Mapping[DeviceUse, _Seen],
     phases: Mapping[str, PhaseFigures],
-    devices_a_group: float,
+    spread: Spread,
 ) -> dict[str, PhaseCounters]:
+    seen = {use: each for use, each in seen.items() if use.runs(primary.model_id)}
     solutions = {
         metric: [each.solutions[metric] for each in seen.values() if metric in each.solutions]
         for metric in (*_SHARES, *_RATES)
@@ -232,7 +250,7 @@ def _figures(
             for metric in _SHARES
             if solutions[metric]
         }
-        energy = phase_energy(figures, power, devices_a_group)
+        energy = phase_energy(figures, power, spread)
         result[name] = PhaseCounters(
             sm_active=shares.get(Metric.SM_ACTIVE),
             sm_occupancy=shares.get(Metric.SM_OCCUPANCY),

@@ -44,6 +44,10 @@ class DeviceUse:
     sampled_as: str
     users: frozenset[tuple[int, str]]
 
+    def runs(self, model_id: str) -> bool:
+        """Whether a model ran on it."""
+        return any(name == model_id for _, name in self.users)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
@@ -99,6 +103,8 @@ def uses_of(metas: Sequence[ProcessMeta], sampled: Sequence[str]) -> tuple[Devic
                 (meta.rank, model.model_id)
                 for model in meta.models
                 if model.device_key == device.key
+                # Boards of one kind have the same key.
+                and model.device_uuid in ("", device.uuid)
             }
             known = found.setdefault(device.uuid or device.key, (device, set()))
             known[1].update(users)

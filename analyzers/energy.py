@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from phaseprof.analyzers import thresholds
-from phaseprof.analyzers.counter_results import CounterFigure, EnergyCheck, Method
+from phaseprof.analyzers.counter_results import CounterFigure, CounterState, EnergyCheck, Method
 from phaseprof.analyzers.device_time import IDLE
 from phaseprof.analyzers.device_work import DeviceWork
 from phaseprof.analyzers.results import PhaseFigures
@@ -38,6 +38,8 @@ _SHORT_MARGIN_NS = 100_000_000
 #: What is expected, over the largest power: of a pause, a third on boards that wait, with room for those that sleep or
 #: are shared; of the moments between passes, more.
 _IDLE, _BETWEEN = (0.35, 0.2), (0.6, 0.25)
+
+_SPREAD = "the model lies on {} devices of its process, of which one was sampled"
 
 #: The energy counter moves on every 10 to 100 ms: stretches of at least twenty times that are compared.
 _LONG_NS = 2_000_000_000
@@ -88,6 +90,19 @@ class PhaseEnergy:
     joules_per_token: CounterFigure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Over how many devices a model is spread.
+
+    Attributes:
+        sampled: Sampled devices that make each pass together, on average.
+        of_process: Devices of one process that its layers lie on; of them only the first is sampled.
+    """
+
+    sampled: float = 1.0
+    of_process: int = 1
+
+
 def solve_power(work: DeviceWork, series: Series) -> PowerOf | None:
     """The power of a device in each phase. None without a reading."""
     largest = max(series.values, default=0.0)
@@ -119,14 +134,12 @@ def solve_power(work: DeviceWork, series: Series) -> PowerOf | None:
     return best
 
 
-def phase_energy(
-    figures: PhaseFigures, power: Sequence[PowerOf], devices_a_group: float
-) -> PhaseEnergy:
+def phase_energy(figures: PhaseFigures, power: Sequence[PowerOf], spread: Spread) -> PhaseEnergy:
     """Power, energy and energy per token of a phase.
 
     Args:
         figures: The phase: its time and its tokens, each pass that several ranks make counted once.
-        power: Of each device. devices_a_group: Devices that make each of these passes together.
+        power: Of each sampled device. spread: Over how many devices the model is spread.
     """
     if not power:
         return PhaseEnergy()
@@ -134,13 +147,19 @@ def phase_energy(
         [_power_figure(each.of(figures.phase), each) for each in power],
         [each.seconds(figures.phase) for each in power],
     )
-    seconds = figures.span_ms / 1e3 * devices_a_group
-    energy = _scaled(mean, "energy_j", seconds)
+    if spread.of_process > 1:
+        mean_of = replace(
+            mean, state=CounterState.INSUFFICIENT, reason=_SPREAD.format(spread.of_process)
+        )
+    else:
+        mean_of = mean
+    seconds = figures.span_ms / 1e3 * spread.sampled
+    energy = _scaled(mean_of, "energy_j", seconds)
     tokens = {
         Phase.PREFILL: figures.prefill_tokens,
         Phase.DECODE: figures.decode_tokens,
     }.get(figures.phase, figures.tokens)
-    each = _scaled(mean, "joules_per_token", seconds / tokens) if tokens else None
+    each = _scaled(mean_of, "joules_per_token", seconds / tokens) if tokens else None
     return PhaseEnergy(mean, energy, each)
 
 

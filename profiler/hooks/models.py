@@ -223,6 +223,7 @@ class ModelBook:
             class_name=class_name,
             engine="transformers",
             device_key=device.key if device else "",
+            device_uuid=device.uuid if device else "",
             cost=cost,
             attn_implementation=getattr(config, "_attn_implementation", None),
             cache_class=None,

@@ -101,6 +101,8 @@ class ModelMeta:
             empty if its layers are whole.
         quantization: How the engine quantizes its weights; None where they are not, or where the weights tell.
         devices: Devices of this process that its layers lie on; they work one after another.
+        device_uuid: `Device.uuid` of the device of its first parameter: boards of one kind have the same key. Empty for
+            a CPU, or if it is not known.
     """
 
     model_id: str
@@ -114,6 +116,7 @@ class ModelMeta:
     tensor_ranks: tuple[int, ...] = ()
     quantization: str | None = None
     devices: int = 1
+    device_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ class RunnerBook:
             class_name=class_name,
             engine="vllm",
             device_key=device.key,
+            device_uuid=device.uuid,
             cost=work.cost,
             attn_implementation=work.attention,
             cache_class=None,

@@ -211,6 +211,30 @@ def test_ranks_on_devices_of_their_own_are_put_together_by_time() -> None:
     assert [state.uuid for state in report.devices] == [UUID, OTHER_UUID]
 
 
+def test_two_models_of_a_process_are_each_on_their_own_board() -> None:
+    """Boards of one kind share the key of their ceilings; their names in the driver tell them apart."""
+    passes = loop(seconds=12)
+    other = replace(DEVICE, uuid=OTHER_UUID, index=1)
+    # The board of a second model, which is not the report's, does something else all the while.
+    elsewhere = {"prefill": 0.1, "decode": 0.1}
+    rows = shown(passes, Metric.SM_ACTIVE) + shown(
+        passes, Metric.SM_ACTIVE, elsewhere, device=OTHER_UUID
+    )
+    meta = replace(
+        ON_GPU,
+        devices=(DEVICE, other),
+        models=(
+            replace(model(device=DEVICE), device_uuid=UUID),
+            replace(model("second", device=DEVICE), device_uuid=OTHER_UUID),
+        ),
+    )
+
+    found = counters(trace_of(passes, rows, meta), "decode").sm_active
+
+    assert found is not None and found.source == "gpm"
+    assert found.sure == pytest.approx(SM["decode"], abs=0.02)
+
+
 def test_ranks_that_share_a_device_are_on_one_timeline() -> None:
     """Two processes take turns: what one does is in the windows of the other."""
     passes = loop(seconds=30)

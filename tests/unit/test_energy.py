@@ -117,6 +117,21 @@ def test_devices_that_make_each_pass_together_all_pay_for_its_tokens() -> None:
     assert sure(found(trace, "decode").joules_per_token) == pytest.approx(each, rel=0.05)
 
 
+def test_of_a_model_on_several_devices_of_a_process_one_tells_no_energy() -> None:
+    passes = loop()
+    meta = replace(ON_GPU, models=(replace(model(device=DEVICE), devices=4),))
+    rows = samples(readings(powered(passes), 100 * MS, 0), Metric.POWER)
+
+    counters = found(trace_of(passes, rows, meta), "decode")
+
+    assert sure(counters.power_w) == pytest.approx(430, rel=0.05)
+    for figure in (counters.energy_j, counters.joules_per_token):
+        assert figure is not None and figure.state is CounterState.INSUFFICIENT
+        assert figure.reason == (
+            "the model lies on 4 devices of its process, of which one was sampled"
+        )
+
+
 def test_too_few_readings_give_no_energy() -> None:
     passes = loop(seconds=0.9)
     trace = trace_of(passes, samples(readings(powered(passes), 100 * MS, 0), Metric.POWER))
