@@ -127,7 +127,9 @@ def _run(options: argparse.Namespace, name: str, seconds: float) -> str:
     ]
     begun = time.monotonic()
     with (options.output / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=_environment(name)
+        )
         try:
             code = process.wait(seconds + _KILL_AFTER_SECONDS)
             how = "ended" if code == 0 else f"failed with {code}"
@@ -136,6 +138,16 @@ def _run(options: argparse.Namespace, name: str, seconds: float) -> str:
             process.wait()
             how = "was ended, as its time was over"
     return f"{how} after {time.monotonic() - begun:.0f} s"
+
+
+def _environment(name: str) -> dict[str, str]:
+    """For pm the libcupti of the unpacked wheels, if there is one, comes before the older one that torch brings."""
+    if name != "pm":
+        return dict(os.environ)
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    found = [path for folder in folders if folder for path in Path(folder).glob("libcupti.so.1?")]
+    mine = [str(path) for path in found if "gpu-evidence-" in str(path)]
+    return {**os.environ, **({"LD_PRELOAD": mine[0]} if mine else {})}
 
 
 def summarize(out: Path, ends: dict[str, str], seconds: float) -> int:

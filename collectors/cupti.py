@@ -70,6 +70,13 @@ class BufferOverflow(Exception):
     """The GPU's buffer was full before it was decoded; sampling has to be set up again, with a longer interval."""
 
 
+#: torch loads the libcupti that its own wheels pin, and cupti-python takes the one that is loaded. Tried with 13.0 and
+#: cupti-python 13.4: each setting is refused as an invalid parameter, since the structures have grown.
+OLD_LIBRARY = Refusal(
+    "the libcupti that is loaded is older than cupti-python",
+    "pip install --upgrade nvidia-cuda-cupti (pip then says that torch pins another one)",
+)
+
 #: By the name of a member of `cupti.cupti.Result`.
 _REFUSALS: Mapping[str, Refusal] = MappingProxyType(
     {
@@ -111,9 +118,10 @@ _REFUSALS: Mapping[str, Refusal] = MappingProxyType(
             "the libcupti that is loaded has no PM sampling",
             "pip install --upgrade nvidia-cuda-cupti",
         ),
-        "ERROR_PARAMETER_SIZE_NOT_SUFFICIENT": Refusal(
-            "the libcupti that is loaded is older than cupti-python",
-            "pip install --upgrade nvidia-cuda-cupti",
+        "ERROR_PARAMETER_SIZE_NOT_SUFFICIENT": OLD_LIBRARY,
+        "ERROR_INVALID_PARAMETER": Refusal(
+            "CUPTI refused a call as invalid, as a libcupti does that is older than cupti-python",
+            OLD_LIBRARY.fix,
         ),
     }
 )
@@ -259,16 +267,21 @@ class PmSampler:
             (sampling.TriggerMode.GPU_SYSCLK_INTERVAL, cycles),
         )
         known = (self.counters,) if self.counters else METRIC_SETS
+        said = set()
         for mode, interval in triggers:
             for counters in known:
-                if self._takes(counters, mode, interval):
+                refusal = self._set_up(counters, mode, interval)
+                if refusal is None:
                     self.counters = counters
                     return
-        raise PmRefused(NO_METRICS)
+                said.add(refusal)
+        # A metric that every chip has is among them.
+        old = said == {int(self._cupti.Result.ERROR_INVALID_PARAMETER)}
+        raise PmRefused(OLD_LIBRARY if old else NO_METRICS)
 
-    def _takes(self, counters: Sequence[Counter], mode: Any, interval: int) -> bool:
-        """Whether the device was set up with these. A metric that a chip has not, several passes and a trigger that
-        it has not come as errors of the same kinds."""
+    def _set_up(self, counters: Sequence[Counter], mode: Any, interval: int) -> int | None:
+        """Set the device up with these; the code if it does not take them. A metric that a chip has not, several
+        passes and a trigger that it has not come as errors of the same kinds."""
         results = self._cupti.Result
         unknown = (
             results.ERROR_INVALID_PARAMETER,
@@ -283,14 +296,14 @@ class PmSampler:
                 trigger_mode=mode,
             )
         except ValueError:
-            return False
+            return int(results.ERROR_NOT_SUPPORTED)
         except self._cupti.cuptiError as error:
             if error.status in unknown:
-                return False
+                return int(error.status)
             raise PmRefused(_refusal(error)) from error
         except (RuntimeError, MemoryError, PermissionError) as error:
             raise PmRefused(_refusal(error)) from error
-        return True
+        return None
 
     def start(self) -> None:
         """Begin to sample."""

@@ -286,8 +286,17 @@ def test_the_richest_set_that_a_chip_takes(
 
 
 def test_a_chip_with_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = sample(Gpu({}), 0.2, monkeypatch)
+    """Two passes for each."""
+    sink = sample(Gpu(whole(), one_pass=0), 0.2, monkeypatch)
     assert [note.why for note in sink.notes] == [cupti.NO_METRICS.why]
+
+
+def test_a_libcupti_that_is_too_old_for_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seen with cupti-python 13.4 over libcupti 13.0: not even `sm__cycles_active` is a valid parameter."""
+    sink = sample(Gpu({}), 0.2, monkeypatch)
+    assert [(note.why, note.fix) for note in sink.notes] == [
+        (cupti.OLD_LIBRARY.why, cupti.OLD_LIBRARY.fix)
+    ]
 
 
 def test_no_metric_stands_twice_in_a_set() -> None:
