@@ -531,7 +531,9 @@ def test_passes_of_other_threads_are_joined_to_their_own(
     )
 
 
-def test_continuous_batching_is_looked_at_by_step(tmp_path: Path, llama: LlamaForCausalLM) -> None:
+def test_continuous_batching_is_looked_at_by_step(
+    tmp_path: Path, llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=6)
     extra: dict[str, Any] = {}
     library = importlib.import_module("transformers.generation.configuration_utils")
