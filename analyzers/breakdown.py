@@ -6,7 +6,7 @@ these passes; a profiler slows them, on a CPU most, so they are held against the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +30,6 @@ from phaseprof.analyzers.kernel_results import (
     TensorCores,
     Unattributed,
 )
-from phaseprof.analyzers.passes import phase_named
 from phaseprof.phases import Phase
 from phaseprof.trace.columns import to_column
 
@@ -77,16 +76,6 @@ class Breakdown:
                 "launched": _launched(rows),
             }
         )
-
-    def phases(self) -> dict[tuple[Phase, int], None]:
-        """Phase and number of sequences of the profiled passes that have kernels."""
-        found: dict[tuple[Phase, int], None] = {}
-        seen = self._profiled.take(self._rows.column("pass").drop_null().unique())
-        for phase, sequences in zip(
-            column(seen, "phase").to_pylist(), column(seen, "sequences").to_pylist(), strict=True
-        ):
-            found[phase_named(phase), sequences] = None
-        return found
 
     def figures(self, phase: Phase, sequences: int | None = None) -> KernelFigures | None:
         """The figures of one phase, over all its passes or over those of one batch; None without kernels.
@@ -238,14 +227,6 @@ def breakdown(profiled: pa.Table, kernels: pa.Table, device_kind: str) -> Breakd
     if profiled.num_rows == 0 or kernels.num_rows == 0:
         return None
     return Breakdown(profiled, kernels, device_kind)
-
-
-def by_phase(found: Breakdown | None) -> Mapping[Phase, KernelFigures]:
-    """The figures of each phase that has any."""
-    if found is None:
-        return {}
-    figures = {phase: found.figures(phase) for phase, _ in found.phases()}
-    return {phase: each for phase, each in figures.items() if each is not None}
 
 
 def _by_name(code: pa.Array, own: pa.Array) -> Iterator[tuple[int, int, float]]:
