@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from transformers import GenerationConfig, LlamaForCausalLM
 
+from phaseprof.api import load_report
 from phaseprof.clock import Clock
 from phaseprof.collectors import windows as windows_module
 from phaseprof.collectors.torch_profiler import KernelsCollector
@@ -458,6 +459,14 @@ def test_a_session_flags_the_passes_inside_and_joins_their_operators(
     assert meta.self_cost is not None
     (cost,) = meta.self_cost.collectors
     assert (cost.name, cost.passes, cost.rows) == ("kernels", 6, trace.kernels.num_rows)
+    report = load_report(tmp_path / "trace")
+    assert report.own_cost is not None
+    assert report.own_cost.windows is not None
+    assert report.own_cost.windows.passes == 6
+    assert report.own_cost.windows.slowdown is not None
+    shown = " ".join(str(report).split())
+    assert f"{cost.windows} windows of a profiler took" in shown
+    assert "the 6 passes inside took" in shown
 
 
 def test_a_look_flags_all_passes_inside_and_no_other(
