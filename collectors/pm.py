@@ -68,6 +68,9 @@ class PmCollector:
 
     Args:
         plan: How often what is done.
+
+    Attributes:
+        cpu_ns: CPU time of its threads, of those that have ended.
     """
 
     name = SOURCE
@@ -75,6 +78,7 @@ class PmCollector:
     window: PassWindow | None = None
 
     def __init__(self, plan: PmPlan | None = None) -> None:
+        self.cpu_ns = 0
         self._plan = plan or PmPlan()
         self._sink: EvidenceSink | None = None
         self._stop = threading.Event()
@@ -103,8 +107,14 @@ class PmCollector:
         sink = self._sink
         if sink is None or device.kind != "cuda":
             return
+        run = DeviceRun(device, sink, self._plan, self._stop.wait)
+
+        def sample() -> None:
+            run.run()
+            self.cpu_ns += time.thread_time_ns()
+
         thread = threading.Thread(
-            target=DeviceRun(device, sink, self._plan, self._stop.wait).run,
+            target=sample,
             name=f"phaseprof-pm-{device.index}",
             daemon=True,
         )

@@ -481,6 +481,7 @@ def test_from_start_to_stop(real_time: Gpu) -> None:
     assert sink.notes == []
     assert mean(sink.of(Metric.TENSOR_ACTIVE)) == pytest.approx(0.6)
     assert real_time.calls[-1] == "disable"
+    assert collector.cpu_ns > 0
 
 
 def test_stopped_at_once(real_time: Gpu) -> None:
