@@ -171,6 +171,32 @@ def _nothing() -> None:
     """After the end of a watch, for wrappers that somebody else still holds."""
 
 
+class Teardown:
+    """Keeps kineto from tearing CUPTI down after a session, while there are more to come.
+
+    A second session after a teardown is slow to start, and crashes where CUDA graphs are replayed on some versions of
+    CUDA 11 and 12; torch forbids it for the graphs that inductor makes, but does not know those of others. What the
+    user has set stands.
+    """
+
+    _VARIABLE = "TEARDOWN_CUPTI"
+
+    def __init__(self) -> None:
+        self._forbidden = False
+
+    def forbid(self) -> None:
+        """Forbid it, if nobody has said anything of it."""
+        if self._VARIABLE not in os.environ:
+            os.environ[self._VARIABLE] = "0"
+            self._forbidden = True
+
+    def restore(self) -> None:
+        """Take back what `forbid` has set."""
+        if self._forbidden:
+            os.environ.pop(self._VARIABLE, None)
+            self._forbidden = False
+
+
 class _Starting(threading.local):
     """Tells our own sessions from others'.
 

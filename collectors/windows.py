@@ -21,6 +21,7 @@ from typing import Any
 
 from phaseprof.clock import read_pair
 from phaseprof.collectors import kineto
+from phaseprof.timers import CAPTURES
 from phaseprof.trace.meta import ClockPair
 
 #: The profiler takes so long for an event at least: how many a pass can have had.
@@ -160,6 +161,7 @@ class Windows:
         #: The profiler of a vendor that is in this process; None before it was looked for.
         self._subscriber: str | None = None
         self._neighbours = kineto.Neighbours(self._give_way)
+        self._teardown = kineto.Teardown()
         self.cuda: set[int] = set()
         self.cost = WindowCost()
         self.per_pass: float | None = None
@@ -236,6 +238,8 @@ class Windows:
             opened = self._open
             if opened is None or self._depth or not opened.session.all_threads or self._held:
                 return
+            if CAPTURES.underway:
+                return
             if time.perf_counter_ns() - max(opened.idle_since_ns, opened.since_ns) > _IDLE_NS:
                 self._end_for_good(opened)
 
@@ -247,6 +251,7 @@ class Windows:
             if self._open is not None:
                 self._end_for_good(self._open)
             self._neighbours.unwatch()
+            self._teardown.restore()
         _living.discard(self)
 
     # How it decides
@@ -302,6 +307,7 @@ class Windows:
                     f"{self._subscriber} has got into this process, and CUPTI serves one profiler"
                 )
                 return
+            self._teardown.forbid()
         began = time.perf_counter_ns()
         try:
             session = kineto.start(cuda=_has_cuda())
@@ -399,6 +405,9 @@ def _sees(opened: _Open, ident: int) -> bool:
 
 
 def _passed(fence: list[Any]) -> bool:
+    if fence and CAPTURES.underway:
+        # A query would break it, from whichever thread.
+        return False
     try:
         return all(event.query() for event in fence)
     except RuntimeError:
@@ -411,7 +420,9 @@ def _has_cuda() -> bool:
 
 
 def _captures() -> bool:
-    """Whether this thread captures a CUDA graph: nothing may be asked of the device then."""
+    """Whether a CUDA graph is captured, by this thread or another: nothing may be asked of the device then."""
+    if CAPTURES.underway:
+        return True
     cuda = sys.modules["torch"].cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 

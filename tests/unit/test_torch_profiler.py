@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from phaseprof.collectors.torch_profiler import KernelsCollector
 from phaseprof.collectors.windows import Closed, Schedule, SeenPass, Windows
 from phaseprof.errors import NotMeasured
 from phaseprof.records import Kernel
+from phaseprof.timers import CAPTURES
 from phaseprof.trace.meta import ClockPair, CollectorCost, Device
 
 #: The monotonic clock read 0 at this time of the trace's axis.
@@ -281,7 +283,9 @@ def test_a_device_that_is_never_done_does_not_keep_a_window_open(device: SimpleN
     windows.finish()
 
 
-def test_no_window_begins_or_ends_while_a_graph_is_captured(device: SimpleNamespace) -> None:
+def test_no_window_begins_or_ends_while_a_graph_is_captured(
+    device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[Closed] = []
     windows = windows_of(taken, Schedule(skip=0, passes=1, every=2))
     FakeEvent.finished = True
@@ -289,8 +293,27 @@ def test_no_window_begins_or_ends_while_a_graph_is_captured(device: SimpleNamesp
     assert [run_pass(windows) for _ in range(4)] == [False] * 4
     assert device.began == []
     device.capturing = False
+    # Another thread captures.
+    monkeypatch.setattr(CAPTURES, "underway", 1)
+    assert run_pass(windows) is False
+    monkeypatch.setattr(CAPTURES, "underway", 0)
     assert run_pass(windows)
     windows.finish()
+
+
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_cupti_is_not_torn_down_between_windows(
+    device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("TEARDOWN_CUPTI", chosen)
+    windows = windows_of([], Schedule(skip=0, passes=1, every=2))
+    FakeEvent.finished = True
+    assert run_pass(windows)
+    assert os.environ["TEARDOWN_CUPTI"] == (chosen or "0")
+    windows.finish()
+    assert os.environ.get("TEARDOWN_CUPTI") == chosen
 
 
 def test_passes_that_lost_kernels_are_made_up_for(device: SimpleNamespace) -> None:
