@@ -6,11 +6,13 @@ import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from vllm_processes import phaseprof, run
-from vllm_server import API, Server, Streamed, recorded, serve, stream
+from vllm_engines import generate, make_engine, sampling
+from vllm_processes import phaseprof, run, wait_until
+from vllm_server import API, Server, Streamed, prompt_of, recorded, serve, stream
 
 from phaseprof.trace.reader import open_trace
 
@@ -69,6 +71,50 @@ def test_the_client_sees_each_token_after_the_engine(
             assert row["tpot_ns"] * (row["output_tokens"] - 1) == pytest.approx(
                 sum(row["itl_ns"]), abs=row["output_tokens"]
             )
+
+
+def measured(server: Server, *names: str) -> list[float]:
+    """Sums of histograms that the server itself publishes, in seconds, and over how many requests (the last)."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    ends = [f"{name}_seconds_sum" for name in names] + ["time_to_first_token_seconds_count"]
+    return [
+        sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{end}"))
+        for end in ends
+    ]
+
+
+def test_vllms_own_figures_lie_between_ours_and_the_clients(server: Server) -> None:
+    """Its TTFT is taken where the server's process gets the token: after the engine core handed it over, and before the
+    client reads it. Its TPOT is of the engine core's own times, as ours is; so is the end of its queue, which begins
+    when the core was given the request."""
+    figures = "time_to_first_token", "request_time_per_output_token", "request_queue_time"
+    before = measured(server, *figures)
+    seen = [stream(server, f"m{number}", 24 + number, 12) for number in range(4)]
+    # The last request is counted after its client has its last token.
+    wait_until(lambda: measured(server)[0] == before[-1] + len(seen), server.process, 30)
+    wait_until(lambda: measured(server, *figures)[1] > before[1], server.process, 30)
+    ttft, tpot, queue, _ = (
+        (after - then) * 1e9 for after, then in zip(measured(server, *figures), before, strict=True)
+    )
+    rows = recorded(server, *(one.name for one in seen)).values()
+    slack = len(seen) * SLACK_NS
+    assert sum(row["ttft_ns"] for row in rows) <= ttft + slack
+    assert ttft <= sum(one.chunk_ns[0] - one.sent_ns for one in seen) + slack
+    assert sum(row["tpot_ns"] for row in rows) == pytest.approx(tpot, abs=slack / 11)
+    assert queue <= sum(row["queue_ns"] for row in rows) + slack
+
+
+def test_a_text_is_the_same_without(server: Server, served_folder: Path) -> None:
+    """Held against an engine in this process that nobody records."""
+    engine = make_engine(served_folder, skip_tokenizer_init=False, max_num_batched_tokens=64)
+    sent = stream(server, "same", 21, 9)
+    parameters = sampling(9, detokenize=True)
+    (answer,) = generate(engine, [{"prompt_token_ids": prompt_of(21)}], parameters)
+    assert sent.text == answer.outputs[0].text
+    assert sent.text.strip()
 
 
 def test_steps_hold_the_tokens_of_the_requests(

@@ -31,29 +31,48 @@ if __name__ == "__main__":
     )
     prompts = [{"prompt_token_ids": [5 + n] * length} for n, length in enumerate((9, 30))]
     parameters = SamplingParams(max_tokens=3, temperature=0, detokenize=False, ignore_eos=True)
-    llm.generate(prompts, parameters, use_tqdm=False)
+    answers = llm.generate(prompts, parameters, use_tqdm=False)
+    print("TOKENS", [list(one.token_ids) for answer in answers for one in answer.outputs])
 """
 LINEAR, HEAD = 589_824, 65_536
 
 
-@pytest.fixture(scope="module")
-def trace(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    folder = tmp_path_factory.mktemp("ranks")
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
+def tokens_of(script: Path, model: Path, *prefix: str) -> str:
+    """Run the script; give the tokens that it got."""
     environment = {
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         # Each rank on a core of its own.
         "VLLM_CPU_OMP_THREADS_BIND": "0|1",
     }
-    command = [sys.executable, "-m", "phaseprof", "run", "-o", str(folder / "trace"), "--"]
-    command += [sys.executable, str(script), str(llama_folder)]
+    command = [*prefix, sys.executable, str(script), str(model)]
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    return open_trace(folder / "trace")
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("TOKENS ")]
+    return line
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ranks") / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(script: Path, llama_folder: Path) -> tuple[Trace, str]:
+    """The trace, and the tokens."""
+    folder = script.parent / "trace"
+    prefix = (sys.executable, "-m", "phaseprof", "run", "-o", str(folder), "--")
+    tokens = tokens_of(script, llama_folder, *prefix)
+    return open_trace(folder), tokens
+
+
+@pytest.fixture(scope="module")
+def trace(recorded: tuple[Trace, str]) -> Trace:
+    return recorded[0]
 
 
 def models(trace: Trace) -> dict[int, ModelMeta]:
@@ -96,3 +115,9 @@ def test_each_process_writes_its_end(trace: Trace) -> None:
     assert len(trace.metas) == 3
     assert all(meta.complete for meta in trace.metas)
     assert trace.requests.column("finish").to_pylist() == ["length"] * 2
+
+
+def test_tokens_are_the_same_without(
+    recorded: tuple[Trace, str], script: Path, llama_folder: Path
+) -> None:
+    assert recorded[1] == tokens_of(script, llama_folder)

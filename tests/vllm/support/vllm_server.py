@@ -40,6 +40,7 @@ class Streamed:
     prompt: int
     sent_ns: int
     chunk_ns: tuple[int, ...]
+    text: str
 
 
 @contextlib.contextmanager
@@ -93,6 +94,11 @@ def answers(port: int) -> bool:
         connection.close()
 
 
+def prompt_of(length: int) -> list[int]:
+    """The prompt of a request of that length."""
+    return [5 + (length * 31 + place * 7) % 80 for place in range(length)]
+
+
 def stream(
     server: Server,
     name: str,
@@ -105,7 +111,7 @@ def stream(
     """Send a request; note when each piece of the answer comes. A client may leave after some."""
     body: dict[str, Any] = {
         "model": "tiny",
-        "prompt": [5 + (prompt * 31 + place * 7) % 80 for place in range(prompt)],
+        "prompt": prompt_of(prompt),
         "max_tokens": new_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -123,14 +129,18 @@ def stream(
     response = connection.getresponse()
     assert response.status == 200, response.read()
     times: list[int] = []
+    text = ""
     for line in response:
         if line.startswith(b"data: {"):
             times.append(time.time_ns())
+            # What tells of an error has none.
+            choices = json.loads(line[6:]).get("choices")
+            text += choices[0]["text"] if choices else ""
             if leave_after is not None and len(times) >= leave_after:
                 break
     response.close()
     connection.close()
-    return Streamed(name, prompt, sent_ns, tuple(times))
+    return Streamed(name, prompt, sent_ns, tuple(times), text)
 
 
 def recorded(server: Server, *names: str) -> dict[str, dict[str, Any]]:
