@@ -30,7 +30,7 @@ from phaseprof.analyzers.columns import (
 from phaseprof.analyzers.gaps import gaps_ns
 from phaseprof.analyzers.results import SetAside
 from phaseprof.analyzers.roofline import RoofTimes, roof_times
-from phaseprof.phases import Phase, Role
+from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.records import Warmup
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.meta import Ceilings
@@ -139,7 +139,7 @@ class SortedPasses:
         steady: By phase and number of sequences.
         cold: First passes that count for want of others, by phase.
         set_aside: What does not count.
-        profiled: Rows that ran under a collector: rank, pass_id, phase, sequences, span_ns.
+        profiled: Rows that ran under a profiler of kernels: rank, pass_id, phase, sequences, span_ns.
         seen: All passes of a phase, whatever they count as.
         failed: Errors of the passes that raised, each class once.
         on_device: Whether times are those of device events.
@@ -233,10 +233,16 @@ def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -
 
 
 def _profiled(passes: pa.Table, status: pa.Array) -> pa.Table:
-    """The rows that ran under a collector."""
-    found = passes.select(["rank", "pass_id", "phase", "sequences", "host_ns", "device_ns"]).filter(
-        pc.equal(status, _code(Status.PROFILED))
+    """The rows that ran under a collector: those that are flagged. Of a recording of another profiler all passes did,
+    and none is."""
+    columns = ["rank", "pass_id", "phase", "sequences", "host_ns", "device_ns"]
+    imported = pc.and_(
+        named(names(passes, "tag_source"), TagSource.ANNOTATION, TagSource.INFERRED),
+        pc.is_in(status, value_set=to_column([Status.STEADY, Status.FIRST], pa.int32())),
     )
+    flagged = pc.equal(status, _code(Status.PROFILED))
+    wanted = flagged if pc.any(flagged).as_py() else imported
+    found = passes.select(columns).filter(wanted)
     return pa.table(
         {
             "rank": int_column(found, "rank"),

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import phaseprof
-from phaseprof.cli import calibrate, doctor, profile, report, run
+from phaseprof.cli import calibrate, doctor, import_trace, profile, report, run
 from phaseprof.cli.render import errors
 from phaseprof.errors import PhaseprofError, UsageError
 
@@ -59,11 +59,14 @@ def _register(
     panel: str,
     example: str,
     context_settings: dict[str, Any] | None = None,
+    name: str | None = None,
 ) -> None:
-    """Add a command under its function's name, with its docstring as help and an example below."""
+    """Add a command under its function's name (`name`, where Python has a word of that form), with its docstring as
+    help and an example below."""
     # The help keeps the line breaks of a docstring, which suit the source and not the terminal.
     paragraphs = inspect.getdoc(command) or ""
     app.command(
+        name=name,
         help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs.split("\n\n")),
         epilog=f"Example: [bold]{example}[/]",
         rich_help_panel=panel,
@@ -81,6 +84,12 @@ _register(
     "Record",
     "phaseprof run -o trace -- python serve_batch.py --limit 8",
     context_settings=run.CONTEXT_SETTINGS,
+)
+_register(
+    import_trace.import_trace,
+    "Record",
+    "phaseprof import rank*.pt.trace.json.gz -o trace",
+    name="import",
 )
 _register(report.report, "Read", "phaseprof report trace --json | jq .phases.decode.bound")
 _register(calibrate.calibrate, "This machine", "phaseprof calibrate --device cpu --dtype bfloat16")

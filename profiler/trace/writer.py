@@ -29,7 +29,15 @@ from phaseprof.schema import TABLES, TableSpec
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.merging import Merge, with_schema
 from phaseprof.trace.meta import ProcessMeta
-from phaseprof.trace.parts import FRESH_OPTIONS, ROW_GROUP, Part, PartName, due, last_merges
+from phaseprof.trace.parts import (
+    FRESH_OPTIONS,
+    ROW_GROUP,
+    Part,
+    PartName,
+    due,
+    last_merges,
+    options,
+)
 
 
 class TraceWriter:
@@ -43,19 +51,25 @@ class TraceWriter:
         rank: Rank of the process.
         pid: Its process id.
         host: `Host.token` of its host.
+        packed: No workload waits, and parts are large: they are compressed at once, and not merged.
 
     Raises:
         TraceError: If the folder cannot be made or written.
     """
 
-    def __init__(self, path: Path, *, rank: int, pid: int, host: str = "") -> None:
+    def __init__(
+        self, path: Path, *, rank: int, pid: int, host: str = "", packed: bool = False
+    ) -> None:
         self.path = path
         self.rank = rank
         self.pid = pid
         self.host = host
         try:
             (path / "meta").mkdir(parents=True, exist_ok=True)
-            self._tables = {spec.name: _TableWriter(path, spec, rank, pid, host) for spec in TABLES}
+            self._tables = {
+                spec.name: _TableWriter(path, spec, rank, pid, host, packed=packed)
+                for spec in TABLES
+            }
         except OSError as error:
             raise TraceError(
                 f"The trace cannot be written to {path}: {error.strerror or error}.",
@@ -161,8 +175,11 @@ def write_json(path: Path, data: Any) -> None:
 class _TableWriter:
     """One table of one process."""
 
-    def __init__(self, trace: Path, spec: TableSpec, rank: int, pid: int, host: str) -> None:
+    def __init__(
+        self, trace: Path, spec: TableSpec, rank: int, pid: int, host: str, *, packed: bool
+    ) -> None:
         self._trace = trace
+        self._packed = packed
         self._folder = trace / spec.name / f"rank={rank}"
         self._spec = spec
         self._schema = spec.arrow
@@ -215,6 +232,8 @@ class _TableWriter:
 
     def close(self) -> None:
         self._abort_merge()
+        if self._packed:
+            return
         stale = [bool(self._replaced(part.name)) for part in self._parts]
         # From the back, so that the places before stay what they are.
         for begin, end in reversed(last_merges(self._parts, stale)):
@@ -299,8 +318,9 @@ class _TableWriter:
     def _write(self, table: pa.Table, name: PartName) -> int:
         """Write a fresh part; its size in bytes."""
         temporary = self._temporary(name)
+        form = options(self._schema, self._spec.key) if self._packed else FRESH_OPTIONS
         try:
-            pq.write_table(table, str(temporary), row_group_size=ROW_GROUP, **FRESH_OPTIONS)
+            pq.write_table(table, str(temporary), row_group_size=ROW_GROUP, **form)
             size = temporary.stat().st_size
             self._rename(temporary, name)
         except BaseException:

@@ -1,0 +1,233 @@
+"""Launches and device events of a recording, kept until they can be joined: a little in memory, the rest on disk.
+
+Rows are runs of 64-bit integers, in partitions by their correlation id, so that a launch and all that it launched lie
+in the same one: a partition is joined without the others. Profilers give ids in the order of calls; a partition is
+thereby a stretch of time as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from phaseprof.errors import TraceError
+
+#: Ids of a partition that follow one another, and how many partitions there are at most: ids beyond are folded back.
+_IDS_BITS = 15
+_PARTITIONS = 128
+#: Integers that are held before they go to disk: 24 MB.
+_HELD = 3 << 20
+_INT64 = 1 << 63
+
+
+class EventRow(NamedTuple):
+    """One device event: a kernel, a copy or a memset. Times in ns, of the file's own epoch."""
+
+    correlation: int
+    start_ns: int
+    duration_ns: int
+    name: int
+    device: int
+    stream: int
+
+
+class LaunchRow(NamedTuple):
+    """One call of the host that gives a device work."""
+
+    correlation: int
+    start_ns: int
+    thread_id: int
+    name: int
+
+
+class OperatorRow(NamedTuple):
+    """One operator on the host."""
+
+    start_ns: int
+    duration_ns: int
+    thread_id: int
+    name: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The launches and device events of some correlation ids, in the order of the file."""
+
+    launches: array[int]
+    events: array[int]
+
+    def launch_rows(self) -> Iterator[LaunchRow]:
+        """The launches, one by one."""
+        return map(LaunchRow._make, _rows(self.launches, 4))
+
+    def event_rows(self) -> Iterator[EventRow]:
+        """The device events, one by one."""
+        return map(EventRow._make, _rows(self.events, 6))
+
+
+class Joinery:
+    """Takes the launches, device events and operators of one rank.
+
+    Args:
+        folder: Where a temporary folder may be made.
+
+    Attributes:
+        names: The distinct names; rows hold their place.
+        shift_ns: What to add to the times of all rows: known once the file is read.
+        launches, events: How many there are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.names: list[str] = []
+        self._known: dict[str, int] = {}
+        self.shift_ns = 0
+        self.launches = 0
+        self.events = 0
+        self._parent = folder
+        self._folder: Path | None = None
+        self._launch_parts: dict[int, array[int]] = {}
+        self._event_parts: dict[int, array[int]] = {}
+        self._operators: array[int] = array("q")
+        self._covered: dict[int, int] = {}
+        self._held = 0
+
+    def name(self, text: str) -> int:
+        """The place of a name."""
+        place = self._known.get(text)
+        if place is None:
+            place = self._known[text] = len(self.names)
+            self.names.append(text)
+        return place
+
+    def add_launch(self, correlation: int, start_ns: int, thread_id: int, name: int) -> None:
+        """A call; one without correlation launched nothing that could be found."""
+        if correlation <= 0:
+            return
+        self.launches += 1
+        part = (correlation >> _IDS_BITS) % _PARTITIONS
+        rows = self._launch_parts.get(part)
+        if rows is None:
+            rows = self._launch_parts[part] = array("q")
+        rows.extend((correlation, start_ns, thread_id, name))
+        self._hold(4)
+
+    def add_event(
+        self,
+        correlation: int,
+        start_ns: int,
+        duration_ns: int,
+        name: int,
+        device: int,
+        stream: int,
+    ) -> None:
+        """A kernel, a copy or a memset. ``correlation`` is 0 without one; ``stream`` is -1 if it is not known."""
+        self.events += 1
+        part = (correlation >> _IDS_BITS) % _PARTITIONS
+        rows = self._event_parts.get(part)
+        if rows is None:
+            rows = self._event_parts[part] = array("q")
+        rows.extend((correlation, start_ns, duration_ns, name, device, stream))
+        self._hold(6)
+
+    def add_operator(self, start_ns: int, duration_ns: int, thread_id: int, name: int) -> None:
+        """An operator, if it lies in none that came before it on its thread."""
+        end_ns = start_ns + duration_ns
+        if end_ns <= self._covered.get(thread_id, -_INT64) and self._operators:
+            last = len(self._operators) - 4
+            if self._operators[last + 2] == thread_id and start_ns >= self._operators[last]:
+                return
+        self._covered[thread_id] = end_ns
+        self._operators.extend((start_ns, duration_ns, thread_id, name))
+
+    def drop_operators(self) -> None:
+        """There is a device: what it ran is looked at, and no operator."""
+        self._operators = array("q")
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether there are operators."""
+        return bool(self._operators)
+
+    @property
+    def operators(self) -> list[OperatorRow]:
+        """The outermost operators of each thread, by begin."""
+        rows = sorted(
+            map(OperatorRow._make, _rows(self._operators, 4)),
+            key=lambda row: (row.start_ns, -row.duration_ns),
+        )
+        kept = []
+        covered: dict[int, int] = {}
+        for row in rows:
+            if row.start_ns >= covered.get(row.thread_id, row.start_ns):
+                kept.append(row)
+                covered[row.thread_id] = row.start_ns + row.duration_ns
+        return kept
+
+    def partitions(self) -> Iterator[Partition]:
+        """All rows, a partition at a time; they can be gone through more than once."""
+        for part in sorted({*self._on_disk(), *self._launch_parts, *self._event_parts}):
+            yield Partition(
+                self._whole("launches", part, self._launch_parts),
+                self._whole("events", part, self._event_parts),
+            )
+
+    def close(self) -> None:
+        """Remove what lies on disk."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _hold(self, integers: int) -> None:
+        self._held += integers
+        if self._held >= _HELD:
+            self._spill()
+
+    def _spill(self) -> None:
+        try:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix=".import-", dir=self._parent))
+            for kind, parts in (("launches", self._launch_parts), ("events", self._event_parts)):
+                for part, rows in parts.items():
+                    with open(self._folder / f"{kind}-{part}", "ab") as file:
+                        rows.tofile(file)
+                parts.clear()
+        except OSError as error:
+            raise TraceError(
+                f"The trace cannot be written to {self._parent}: {error.strerror or error}.",
+                "Choose another folder with -o.",
+            ) from error
+        self._held = 0
+
+    def _on_disk(self) -> set[int]:
+        if self._folder is None:
+            return set()
+        return {int(path.name.partition("-")[2]) for path in self._folder.iterdir()}
+
+    def _whole(self, kind: str, part: int, held: dict[int, array[int]]) -> array[int]:
+        rows: array[int] = array("q")
+        if self._folder is not None:
+            with contextlib.suppress(FileNotFoundError):
+                rows.frombytes((self._folder / f"{kind}-{part}").read_bytes())
+        rows.extend(held.get(part, ()))
+        return rows
+
+
+def correlation_of(value: object) -> int:
+    """A correlation id as rows hold it; 0 for what is none. Ids are unsigned, and may be larger than 2^63."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        return 0
+    return value if value < _INT64 else value % _INT64
+
+
+def _rows(flat: array[int], width: int) -> Iterator[tuple[int, ...]]:
+    return zip(*[iter(flat)] * width, strict=True)

@@ -1,0 +1,400 @@
+"""From the events of a Chrome trace to what torch.profiler recorded: spans, launches, kernels, devices, ranks.
+
+Kineto has renamed its categories and moved its clock over the years; all forms of 2021 to 2026 are read:
+
+- ``Kernel`` and ``kernel``, ``Runtime``, ``cuda_runtime`` and ``cuda_driver``, ``Operator`` and ``cpu_op``,
+  ``Memcpy``, ``memcpy`` and ``gpu_memcpy``.
+- Times are whole microseconds since the Unix epoch, or fractional ones from ``baseTimeNanoseconds`` on, which may stand
+  behind the events: rows have the file's own times, and `Joinery.shift_ns` says where these begin.
+- A stream is an argument, or a thread named ``stream 7``; a device is an argument, or the process of the event.
+- AMD's devices have numbers that are no places in the list of devices, and may have no name.
+
+``gpu_user_annotation`` is a span of the host drawn on a device: it is no work, and is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from phaseprof.collectors.files.chrome import ChromeTrace, Damage, Event, Loose, lists
+from phaseprof.collectors.files.contents import Contents, DeviceFound, LeftOut, Marker, Span
+from phaseprof.collectors.files.joinery import Joinery, correlation_of
+from phaseprof.collectors.files.source import Bytes
+
+#: By category: what is done with its events.
+_DEVICE = frozenset(
+    ("Kernel", "kernel", "Memcpy", "memcpy", "gpu_memcpy", "Memset", "memset", "gpu_memset")
+)
+_HOST = frozenset(
+    ("Runtime", "runtime", "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
+)
+_OPERATORS = frozenset(("Operator", "cpu_op"))
+#: The calls that give a device work; others have a correlation id as well.
+_LAUNCHING = ("Launch", "Memcpy", "Memset")
+#: Later than the first days of the epoch: such a time counts from it, any other from a base.
+_EPOCH_US = 1e14
+#: No time of ours is later: 2200.
+_LATEST_US = 7.3e15
+_INT32 = 1 << 31
+#: Distinct names of functions whose fate is remembered.
+_NAMES = 1 << 16
+_STREAM = re.compile(r"\s*stream\s+(\d+)")
+#: In 2021 an annotation had the category of operators; these are such by their names.
+_BACKWARD = re.compile(r"Backward\d*$")
+
+Progress = Callable[[int], None]
+
+
+def read(
+    source: Bytes,
+    joinery: Joinery,
+    *,
+    wants_function: Callable[[str], bool],
+    wants_marker: Callable[[str], bool],
+    progress: Progress = lambda done: None,
+) -> tuple[Contents, list[Marker]]:
+    """Read a file of torch.profiler.
+
+    Args:
+        source: The file.
+        joinery: Takes launches, device events and, of a recording without devices, operators.
+        wants_function: Whether calls of a Python function of that name (``file.py(12): function``) are kept.
+        wants_marker: Whether kernels of that name are kept as markers as well. Markers have no launch yet.
+        progress: Told of events read.
+
+    Returns:
+        What is little, and the markers in the order of the file, with times on the axis of the contents.
+
+    Raises:
+        NoEventsError: If it is no Chrome trace.
+    """
+    return _Reading(source, joinery, wants_function, wants_marker).run(progress)
+
+
+class _Reading:
+    """One file, while it is read."""
+
+    def __init__(
+        self,
+        source: Bytes,
+        joinery: Joinery,
+        wants_function: Callable[[str], bool],
+        wants_marker: Callable[[str], bool],
+    ) -> None:
+        self._source = source
+        self._trace = ChromeTrace(source)
+        self._joinery = joinery
+        self._wants_function = wants_function
+        self._wants_marker = wants_marker
+        self._function_names: dict[str, bool] = {}
+        self._launching: dict[str, int] = {}
+        self._marks: dict[int, bool] = {}
+        self._left_out = LeftOut()
+        self._annotations: list[Span] = []
+        self._functions: list[Span] = []
+        self._markers: list[Marker] = []
+        self._devices: dict[int, None] = {}
+        self._streams: dict[int, int] = {}
+        self._first = math.inf
+        self._last = -math.inf
+        self._hip = False
+        self._ended_ops = False
+
+    def run(self, progress: Progress) -> tuple[Contents, list[Marker]]:
+        take: dict[Loose, Callable[[Event], None]] = {
+            **dict.fromkeys(_DEVICE, self._take_device_event),
+            **dict.fromkeys(_HOST, self._take_call),
+            **dict.fromkeys(_OPERATORS, self._take_operator),
+            "python_function": self._take_function,
+            "user_annotation": self._take_annotation,
+        }
+        done = 0
+        for events in self._trace:
+            for event in events:
+                taker = take.get(event.cat)
+                if taker is not None:
+                    if event.ph == "X":
+                        taker(event)
+                    elif event.ph in ("B", "E"):
+                        self._left_out.unmatched += 1
+            done += len(events)
+            progress(done)
+        return self._contents()
+
+    # Events
+
+    def _take_device_event(self, event: Event) -> None:
+        span = self._span(event)
+        if span is None:
+            return
+        args = event.args
+        number = _whole(event.pid if args is None or args.device is None else args.device)
+        if number is None or not -1 <= number < _INT32:
+            self._left_out.bad_device += 1
+            return
+        if not self._ended_ops:
+            self._ended_ops = True
+            self._joinery.drop_operators()
+        self._devices[number] = None
+        stream = self._stream(event)
+        correlation = 0 if args is None else correlation_of(args.correlation)
+        name = self._joinery.name(str(event.name))
+        start, duration = span
+        self._joinery.add_event(correlation, start, duration, name, number, stream)
+        marks = self._marks.get(name)
+        if marks is None:
+            marks = self._marks[name] = self._wants_marker(str(event.name))
+        if marks:
+            grid = None if args is None else _grid(args.grid)
+            self._markers.append(
+                Marker(
+                    str(event.name),
+                    None,
+                    None,
+                    start,
+                    start + duration,
+                    number,
+                    stream,
+                    grid,
+                    correlation,
+                )
+            )
+
+    def _take_call(self, event: Event) -> None:
+        name = event.name
+        if not isinstance(name, str):
+            return
+        place = self._launching.get(name)
+        if place is None:
+            launches = any(part in name for part in _LAUNCHING)
+            place = self._launching[name] = self._joinery.name(name) if launches else -1
+            self._hip = self._hip or name.startswith("hip")
+        if place < 0 or event.args is None:
+            return
+        correlation = correlation_of(event.args.correlation)
+        span = self._span(event)
+        if correlation and span is not None:
+            self._joinery.add_launch(correlation, span[0], _whole(event.tid) or 0, place)
+
+    def _take_operator(self, event: Event) -> None:
+        name = event.name
+        if not isinstance(name, str):
+            return
+        if "::" not in name:
+            if event.cat == "Operator" and _BACKWARD.search(name) is None:
+                self._take_annotation(event)
+            return
+        if not self._ended_ops:
+            span = self._span(event)
+            if span is not None:
+                self._joinery.add_operator(*span, _whole(event.tid) or 0, self._joinery.name(name))
+
+    def _take_annotation(self, event: Event) -> None:
+        self._keep(event, self._annotations)
+
+    def _take_function(self, event: Event) -> None:
+        name = event.name
+        if not isinstance(name, str):
+            return
+        wanted = self._function_names.get(name)
+        if wanted is None:
+            if len(self._function_names) >= _NAMES:
+                self._function_names.clear()
+            wanted = self._function_names[name] = self._wants_function(name)
+        if wanted:
+            self._keep(event, self._functions)
+
+    def _keep(self, event: Event, spans: list[Span]) -> None:
+        span = self._span(event)
+        if span is not None:
+            start, duration = span
+            spans.append(
+                Span(
+                    str(event.name),
+                    start,
+                    start + duration,
+                    _whole(event.tid) or 0,
+                    _whole(event.pid) or 0,
+                )
+            )
+
+    def _span(self, event: Event) -> tuple[int, int] | None:
+        """Begin and length in ns; None, and counted, where they are no numbers of that sort."""
+        ts, dur = event.ts, event.dur
+        if isinstance(ts, str):
+            ts = _number(ts)
+        if isinstance(dur, str):
+            dur = _number(dur)
+        if (
+            ts is None
+            or dur is None
+            or not (-_LATEST_US < ts < _LATEST_US and 0 <= dur < _LATEST_US)
+        ):
+            self._left_out.no_time += 1
+            return None
+        if ts < self._first:
+            self._first = ts
+        if ts + dur > self._last:
+            self._last = ts + dur
+        return round(ts * 1000), round(dur * 1000)
+
+    def _stream(self, event: Event) -> int:
+        given: Loose = event.args.stream if event.args is not None else None
+        if given is None:
+            given = event.tid
+        found = _whole(given)
+        if found is None and isinstance(given, str):
+            match = _STREAM.match(given)
+            found = None if match is None else int(match[1])
+        if found is None:
+            return -1
+        if 0 <= found < _INT32:
+            return found
+        # The address of a stream: it is given a number of its own.
+        return self._streams.setdefault(found, _INT32 - 1 - len(self._streams))
+
+    # The whole
+
+    def _contents(self) -> tuple[Contents, list[Marker]]:
+        header = self._trace.header
+        base = _whole(header.get("baseTimeNanoseconds"))
+        absolute = self._last >= _EPOCH_US and self._first >= _EPOCH_US
+        shift = 0 if absolute or base is None or not 0 < base < 1 << 62 else base
+        self._joinery.shift_ns = shift
+        some = self._first <= self._last
+        distributed = header.get("distributedInfo")
+        told = distributed if isinstance(distributed, dict) else {}
+        described = [_device(entry) for entry in lists(header, "deviceProperties")]
+        contents = Contents(
+            source="kineto",
+            annotations=tuple(_moved(span, shift) for span in self._annotations),
+            functions=tuple(_moved(span, shift) for span in self._functions),
+            devices=self._named([each for each in described if each is not None]),
+            described=len(described),
+            rank=_natural(told.get("rank")),
+            world_size=_natural(told.get("world_size")) or None,
+            versions=_versions(header),
+            rocm=self._hip or any("roctracer" in key or "hip_" in key for key in header),
+            epoch=absolute or shift > 0,
+            start_ns=round(self._first * 1000) + shift if some else 0,
+            end_ns=round(self._last * 1000) + shift if some else 0,
+            left_out=self._left_out,
+            damage=tuple(clauses(self._trace.damage, self._source.damage)),
+        )
+        markers = [
+            Marker(
+                each.name,
+                None,
+                None,
+                each.start_ns + shift,
+                each.end_ns + shift,
+                each.device,
+                each.stream,
+                each.grid,
+                each.launch,
+            )
+            for each in self._markers
+        ]
+        return contents, markers
+
+    def _named(self, described: list[DeviceFound]) -> tuple[DeviceFound, ...]:
+        """The devices that were used, as the file describes them; those that it describes if none was."""
+        if not self._devices:
+            return tuple(described)
+        by_number = {each.number: each for each in described}
+        alike = {(each.name, each.cores, each.memory_bytes) for each in described}
+        found = []
+        for number in sorted(self._devices):
+            own = by_number.get(number)
+            if own is None and len(alike) == 1:
+                own = described[0]  # numbers of agents, of which CPUs are some
+            found.append(
+                DeviceFound(number)
+                if own is None
+                else DeviceFound(number, own.name, own.cores, own.memory_bytes, own.capability)
+            )
+        return tuple(found)
+
+
+def clauses(damage: Damage, of_bytes: str) -> list[str]:
+    """What is wrong with a file, as clauses."""
+    found = []
+    if of_bytes:
+        found.append(of_bytes)
+    if damage.truncated:
+        found.append("its list of events ends before its end")
+    if damage.events_lost:
+        found.append(
+            f"{damage.events_lost} events or pieces of events ({damage.bytes_lost} bytes) "
+            "could not be read"
+        )
+    if damage.events_repaired:
+        found.append(f"{damage.events_repaired} events were no JSON and had to be repaired")
+    return [*found, *damage.wrappings]
+
+
+def _moved(span: Span, shift: int) -> Span:
+    return Span(span.name, span.start_ns + shift, span.end_ns + shift, span.thread_id, span.process)
+
+
+def _device(entry: Any) -> DeviceFound | None:
+    if not isinstance(entry, dict):
+        return None
+    number = _whole(entry.get("id"))
+    if number is None:
+        return None
+    major, minor = _natural(entry.get("computeMajor")), _natural(entry.get("computeMinor"))
+    return DeviceFound(
+        number,
+        str(entry.get("name") or "").strip(),
+        _natural(entry.get("numSms")) or None,
+        _natural(entry.get("totalGlobalMem")) or None,
+        None if major is None or minor is None else (major, minor),
+    )
+
+
+def _versions(header: dict[str, Any]) -> dict[str, str]:
+    """Versions of the drivers and of what recorded, as far as the header names them."""
+    return {
+        key.removesuffix("_version"): str(value)
+        for key, value in header.items()
+        if key.endswith("_version") and isinstance(value, int | str)
+    }
+
+
+def _grid(value: Any) -> tuple[int, int, int] | None:
+    if (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    ):
+        return value[0], value[1], value[2]
+    return None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also one that is written as text; None for what is none."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if isinstance(value, str):
+        text = value.strip()
+        if text.removeprefix("-").isdecimal() and len(text) < 20:
+            return int(text)
+    return None
+
+
+def _natural(value: object) -> int | None:
+    found = _whole(value)
+    return found if found is not None and 0 <= found < 1 << 62 else None

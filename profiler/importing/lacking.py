@@ -1,0 +1,150 @@
+"""What a recording cannot say, and what of it could not be read: entries of `not_measured`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from phaseprof.collectors.files.contents import Contents
+from phaseprof.errors import NotMeasured
+from phaseprof.importing.forms import Step
+from phaseprof.importing.joining import Joined
+from phaseprof.importing.model import GivenModel, work_of
+from phaseprof.phases import TagSource
+
+
+def lacking_of(
+    file: str, contents: Contents, steps: Sequence[Step], joined: Joined, incomplete: int
+) -> Iterator[NotMeasured]:
+    """What one file lacks.
+
+    Args:
+        file: Its name.
+        contents: What it held.
+        steps: The steps that were found.
+        joined: What their kernels are.
+        incomplete: Steps of which kernels are missing.
+    """
+    for clause in contents.damage:
+        yield NotMeasured(f"all of {file}: it is damaged", clause, "record it, or copy it, again")
+    yield from _left_out(file, contents)
+    if not contents.epoch:
+        yield NotMeasured(
+            f"when {file} was recorded", "it does not say from which moment its times count"
+        )
+    if any(not device.name for device in contents.devices) and not joined.on_cpu:
+        yield NotMeasured("the name of the device", f"{file} leaves it empty")
+    if not joined.events:
+        yield NotMeasured("kernels", f"{file} has none, and no operators", _RECORD)
+    elif joined.on_cpu and contents.described:
+        yield NotMeasured(
+            "kernels",
+            f"{file} was recorded beside {contents.described} GPUs and has nothing of what ran on "
+            "them: the passes have the times of their calls",
+            _RECORD,
+        )
+    if not steps:
+        yield NotMeasured(
+            "phases",
+            f"nothing in {file} announces the steps of an engine that phaseprof knows",
+            "put record_function(NAME) around prefill and around decode, and import with "
+            "--annotation NAME=prefill --annotation NAME=decode",
+        )
+        return
+    yield from _of_steps(steps)
+    if joined.on_cpu:
+        yield NotMeasured(
+            "times without a profiler", "the recording was made under one, which slows operators"
+        )
+    else:
+        yield NotMeasured(
+            "times of the host without a profiler",
+            "the recording was made under one, which slows launches: a pass has the time from its "
+            "first to its last kernel, in which the device may have waited for the host",
+        )
+        without = len(steps) - sum(1 for own in joined.steps.values() if own.events)
+        if without:
+            yield NotMeasured(
+                f"the time on the device of {_count(without, 'pass')}",
+                "no kernel was launched by them in the recording: they have the time of their calls",
+            )
+    if incomplete:
+        yield NotMeasured(
+            f"idle time of {_count(incomplete, 'pass')}",
+            "fewer kernels were recorded than they ran (launches without any, or replays of a graph "
+            "with fewer than others had), so that a gap may have been filled",
+            "record fewer steps at a time, or with a larger buffer",
+        )
+    yield NotMeasured("latencies of requests", "a recording of kernels knows no requests")
+
+
+def lacking_work(
+    given: GivenModel | None, steps: Sequence[Step], *, split: bool
+) -> Iterator[NotMeasured]:
+    """What is missing for the work of the steps.
+
+    Args:
+        given: The model, where the user has named it.
+        steps: The steps.
+        split: The run had several ranks.
+    """
+    if not steps:
+        return
+    what = "FLOPs and bytes of the model"
+    if given is None:
+        yield NotMeasured(
+            what,
+            "a recording does not describe it",
+            "phaseprof import … --model-config config.json",
+        )
+    elif split:
+        yield NotMeasured(
+            what, "the run had several ranks, and what each of them holds is not recorded"
+        )
+    elif not given.cost.covered:
+        yield NotMeasured(
+            what,
+            f"the closed form does not cover {given.class_name} ({'; '.join(given.cost.not_covered)})",
+        )
+    else:
+        unknown = sum(work_of(given, step.work) is None for step in steps)
+        if unknown:
+            yield NotMeasured(
+                f"{what} in {_count(unknown, 'pass')}",
+                "what announces them does not tell how long their sequences are",
+            )
+
+
+_RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+
+
+def _of_steps(steps: Sequence[Step]) -> Iterator[NotMeasured]:
+    inferred = [step for step in steps if step.tag_source is TagSource.INFERRED]
+    if inferred:
+        yield NotMeasured(
+            f"a certain label of {_count(len(inferred), 'pass')}",
+            f"nothing announces them: they were inferred ({inferred[0].name})",
+        )
+    unknown = sum(
+        step.work.prefill_tokens is None and step.work.decode_tokens is None for step in steps
+    )
+    if unknown:
+        yield NotMeasured(
+            f"tokens and sequences of {_count(unknown, 'pass')}",
+            "what announces them does not tell",
+        )
+
+
+def _left_out(file: str, contents: Contents) -> Iterator[NotMeasured]:
+    left = contents.left_out
+    for number, why in (
+        (left.no_time, "their begin or their length is no number, or impossible"),
+        (left.bad_device, "their device is no number"),
+        (left.unmatched, "they begin or end, and are not whole events"),
+    ):
+        if number:
+            yield NotMeasured(f"{_count(number, 'event')} of {file}", why)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
