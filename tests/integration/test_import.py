@@ -56,7 +56,7 @@ def busy_ms(rows: list[dict[str, Any]]) -> float:
 
 
 def sum_ms(rows: list[dict[str, Any]]) -> float:
-    return sum(row["end_ns"] - row["start_ns"] for row in rows) / 1e6
+    return float(sum(row["end_ns"] - row["start_ns"] for row in rows)) / 1e6
 
 
 def damaged(path: Path, target: Path, keep: float) -> Path:
