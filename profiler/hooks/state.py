@@ -69,15 +69,19 @@ class ThreadFacts:
         generation: The innermost generate call; None in a hand-written loop.
         override: What `phaseprof.phase(...)` says; None outside of it.
         native_id: The operating system's id of the thread.
+        step: The step of a vLLM worker whose model is about to run.
+        warming: A vLLM worker warms up its kernels, by steps of requests that nobody sent.
     """
 
-    __slots__ = ("generation", "in_pass", "native_id", "override")
+    __slots__ = ("generation", "in_pass", "native_id", "override", "step", "warming")
 
     def __init__(self) -> None:
         self.in_pass = False
         self.generation: Generation | None = None
         self.override: Override | None = None
         self.native_id = threading.get_native_id()
+        self.step: Any = None
+        self.warming = False
 
 
 class ThreadState(threading.local):

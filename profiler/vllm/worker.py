@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -66,32 +65,27 @@ _PROMPT = attrgetter("prompt_len")
 _make_step: Callable[[tuple[Any, ...]], StepRan] = partial(tuple.__new__, StepRan)
 
 
+_NONE_BEGUN: tuple[Sequence[int], Sequence[int] | None] = ((), None)
+
+
 class _Open:
     """A step that has begun."""
 
     __slots__ = (
-        "cached",
-        "computed",
-        "drafts",
+        "begun",
         "ended_ns",
         "executed_ns",
-        "finished",
         "graph",
         "mark",
-        "new",
-        "outputs",
         "padded",
         "profiled",
-        "prompts",
-        "resumed",
         "sample_ns",
-        "scheduled",
         "seen",
         "span",
         "start_ns",
         "step",
         "thread_id",
-        "tokens",
+        "told",
         "warmup",
         "window",
     )
@@ -107,39 +101,27 @@ class _Open:
         self.window = flags.window
         cached = output.scheduled_cached_reqs
         drafts = output.scheduled_spec_decode_tokens
-        # A runner may take drafts out of these two, and in one process they are the scheduler's own.
-        self.scheduled: dict[str, int] = output.num_scheduled_tokens.copy()
-        self.drafts: dict[str, int] | None = (
-            dict(zip(drafts, map(len, drafts.values()), strict=True)) if drafts else None
+        new = output.scheduled_new_reqs
+        #: `StepRan` from `scheduled` to `finished`: one object, as most is only handed on.
+        self.told: tuple[Any, ...] = (
+            # A runner may take drafts out of these two, and in one process they are the scheduler's own.
+            output.num_scheduled_tokens.copy(),
+            dict(zip(drafts, map(len, drafts.values()), strict=True)) if drafts else None,
+            new,
+            cached.req_ids,
+            cached.num_computed_tokens,
+            cached.num_output_tokens,
+            cached.resumed_req_ids,
+            output.finished_req_ids,
         )
-        self.new = new = output.scheduled_new_reqs
-        self.prompts: Sequence[int] = list(map(_PROMPT, new)) if new else ()
-        self.tokens: Sequence[int] | None = None
-        if new and getattr(new[0], "prefill_token_ids", None) is not None:
-            self.tokens = [len(one.prefill_token_ids) for one in new]
-        self.cached = cached.req_ids
-        self.computed = cached.num_computed_tokens
-        self.outputs = cached.num_output_tokens
-        self.resumed = cached.resumed_req_ids
-        self.finished = output.finished_req_ids
+        #: `StepRan.prompts` and `StepRan.tokens`.
+        self.begun = _begun(new) if new else _NONE_BEGUN
         self.start_ns = self.executed_ns = self.ended_ns = 0
         self.sample_ns: int | None = None
         self.mark: Any = None
         self.span: Span | None = None
         self.padded: int | None = None
         self.graph = False
-
-
-class _Thread(threading.local):
-    """What a thread of a worker is in the middle of.
-
-    Attributes:
-        open: The step whose model is about to run.
-        warming: The worker warms up its kernels, by steps of requests that nobody sent.
-    """
-
-    open: _Open | None = None
-    warming: bool = False
 
 
 class WorkerHook:
@@ -182,7 +164,6 @@ class WorkerHook:
             on_new=on_model,
             note=note,
         )
-        self._local = _Thread()
         #: Steps whose output is awaited, by the identity of an output that lives.
         self._awaited: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
         self.active = True
@@ -252,7 +233,7 @@ class WorkerHook:
 
     def _wrap_execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         clock = time.perf_counter_ns
-        state, local = self._state, self._local
+        state = self._state
 
         @functools.wraps(original)
         def execute_model(runner: Any, output: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -268,7 +249,7 @@ class WorkerHook:
                     return original(runner, output, *args, **kwargs)
                 finally:
                     here.in_pass = outer
-            local.open = opened
+            here.step = opened
             if opened.window is not None:
                 # What a collector takes is no cost of the hooks, and is counted apart.
                 asked = clock()
@@ -280,12 +261,12 @@ class WorkerHook:
             except BaseException as error:
                 opened.executed_ns = clock()
                 here.in_pass = outer
-                local.open = None
+                here.step = None
                 self._broke(opened, error)
                 raise
             opened.executed_ns = ended = clock()
             here.in_pass = outer
-            local.open = None
+            here.step = None
             self._executed(runner, opened, result)
             self.own_ns += began - entered + clock() - ended
             return result
@@ -351,12 +332,12 @@ class WorkerHook:
         return get_output
 
     def _wrap_padding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        local = self._local
+        state = self._state
 
         @functools.wraps(original)
         def padding(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(runner, *args, **kwargs)
-            opened = local.open
+            opened: _Open | None = state.here.step
             if opened is not None:
                 try:
                     opened.padded = result[1].num_tokens
@@ -369,11 +350,11 @@ class WorkerHook:
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """V1: the inputs are on the device, the model is about to be called."""
-        local = self._local
+        state = self._state
 
         @functools.wraps(original)
         def forward(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
-            opened = local.open
+            opened: _Open | None = state.here.step
             if opened is not None and opened.seen.timer is not None:
                 self._mark(opened, opened.seen.timer)
             return original(runner, *args, **kwargs)
@@ -382,11 +363,11 @@ class WorkerHook:
 
     def _wrap_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """V2: likewise. A replay of a graph is announced here as well."""
-        local = self._local
+        state = self._state
 
         @functools.wraps(original)
         def start(collector: Any, /, *args: Any, **kwargs: Any) -> Any:
-            opened = local.open
+            opened: _Open | None = state.here.step
             if opened is not None and opened.seen.timer is not None:
                 self._mark(opened, opened.seen.timer)
             return original(collector, *args, **kwargs)
@@ -408,15 +389,16 @@ class WorkerHook:
         return dummy
 
     def _wrap_warmup(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        local = self._local
+        state = self._state
 
         @functools.wraps(original)
         def warm_up(worker: Any, /, *args: Any, **kwargs: Any) -> Any:
-            outer, local.warming = local.warming, True
+            here = state.here
+            outer, here.warming = here.warming, True
             try:
                 return original(worker, *args, **kwargs)
             finally:
-                local.warming = outer
+                here.warming = outer
 
         return warm_up
 
@@ -431,7 +413,7 @@ class WorkerHook:
         here: ThreadFacts,
     ) -> _Open | None:
         """Take note of a step; None if it is none, or cannot be read."""
-        if kwargs.get("dummy_run") or (len(args) > 1 and args[1]) or self._local.warming:
+        if kwargs.get("dummy_run") or (len(args) > 1 and args[1]) or here.warming:
             return None
         try:
             if not output.total_num_scheduled_tokens:
@@ -516,14 +498,7 @@ class WorkerHook:
                     opened.sample_ns,
                     opened.ended_ns,
                     opened.span,
-                    opened.scheduled,
-                    opened.drafts,
-                    opened.new,
-                    opened.cached,
-                    opened.computed,
-                    opened.outputs,
-                    opened.resumed,
-                    opened.finished,
+                    *opened.told,
                     sampled,
                     awaited,
                     ends,
@@ -534,8 +509,7 @@ class WorkerHook:
                     opened.warmup,
                     opened.profiled,
                     error,
-                    opened.prompts,
-                    opened.tokens,
+                    *opened.begun,
                 )
             )
         )
@@ -550,10 +524,11 @@ class WorkerHook:
             # Nobody has called what ends the step before.
             unfinished.window.ended()
             unfinished.window = None
-        tokens = sum(opened.scheduled.values())
+        scheduled, drafted = opened.told[:2]
+        tokens = sum(scheduled.values())
         # Drafts that are verified make a step no wider than decoding does.
-        drafts = sum(opened.drafts.values()) if opened.drafts else 0
-        opened.profiled = begin_window(window, self._flags, tokens - drafts > len(opened.scheduled))
+        drafts = sum(drafted.values()) if drafted else 0
+        opened.profiled = begin_window(window, self._flags, tokens - drafts > len(scheduled))
 
     def _await(self, opened: _Open, output: Any) -> None:
         key, number, step = id(output), opened.seen.number, opened.step
@@ -570,6 +545,14 @@ class WorkerHook:
             opened.mark = timer.begin()
         except Exception as failure:
             self._failed("timing a step of vLLM", failure)
+
+
+def _begun(new: Sequence[Any]) -> tuple[Sequence[int], Sequence[int] | None]:
+    """Lengths of what requests begin with: of the prompt, and (V2) of all that they have."""
+    prompts = list(map(_PROMPT, new))
+    if getattr(new[0], "prefill_token_ids", None) is None:
+        return prompts, None
+    return prompts, [len(one.prefill_token_ids) for one in new]
 
 
 def _sampled(output: Any) -> Sampled | None:
