@@ -4,7 +4,7 @@ On a GPU: every kernel, copy and memset, with the time and the thread of its lau
 On a CPU: the outermost operators. Between them the host runs Python, and the cores wait: an operator that another one
 called lies inside of it and is dropped, so that what is left can be laid side by side, and its union is the busy time.
 Dispatch inside of an operator counts as busy, so small operators look a little busier than their arithmetic. Code that
-torch.compile generated for a CPU runs outside of operators: passes in which it ran have none.
+torch.compile generated for a CPU runs outside of operators: passes that it takes a good part of have none.
 
 Neither stacks nor shapes are recorded. The passes inside are flagged `profiled`; what the windows cost is told apart.
 """
@@ -22,7 +22,13 @@ from dataclasses import dataclass
 
 from phaseprof.attribution import Launches, PassJoin, PassWindow, lost
 from phaseprof.collectors.base import Availability
-from phaseprof.collectors.kineto_events import DeviceNames, OperatorEvent, WindowEvents, read
+from phaseprof.collectors.kineto_events import (
+    DeviceNames,
+    OperatorEvent,
+    WindowEvents,
+    outermost,
+    read,
+)
 from phaseprof.collectors.windows import Closed, Schedule, SeenPass, Windows
 from phaseprof.errors import NotMeasured
 from phaseprof.evidence import EvidenceSink
@@ -38,6 +44,9 @@ WHAT = "kernels, or operators of a CPU, by pass"
 
 #: How often the reader looks after a window that may have been forgotten.
 _LOOK_S = 0.5
+#: Code of torch.compile that takes no more of a pass than this is taken for an operator: what Python does between its
+#: kernels is then a small part of the pass.
+_COMPILED_SHARE = 0.1
 #: Lost passes that others are looked at for, of each kind.
 _MOST_OWED = 8
 #: Kernels without a launch that are told of, as a share of all: work from before a window is a small part of it.
@@ -52,7 +61,7 @@ class _Found:
         passes: Whole passes by kind.
         with_kernels: Those of them that had a kernel, or an operator.
         lost: Passes of which kernels were lost.
-        compiled: Passes of which code of torch.compile computed a part outside of operators.
+        compiled: Passes of which code of torch.compile computed a good part, outside of operators.
         kernels, launchless: On devices.
         rows: Handed over.
         read_ns: Time to read and to join.
@@ -234,13 +243,19 @@ class KernelsCollector:
     ) -> list[Kernel]:
         join = PassJoin(passes)
         cut = {place for place, one in enumerate(seen) if not one.whole}
-        compiled = set()
+        in_compiled_ns: Counter[int] = Counter()
         for region in events.compiled:
             window = join.on_thread(region.thread_id, region.start_ns, region.start_ns)
             if window is not None:
-                compiled.add(window.pass_id)
+                in_compiled_ns[window.pass_id] += region.end_ns - region.start_ns
+        compiled = {
+            place
+            for place, length_ns in in_compiled_ns.items()
+            if length_ns > _COMPILED_SHARE * (passes[place].end_ns - passes[place].start_ns)
+        }
         self._found.compiled += len(compiled)
-        rows = [_operator_row(operator) for operator in events.operators]
+        # Of the other passes the regions are taken for operators.
+        rows = [_operator_row(each) for each in outermost([*events.operators, *events.compiled])]
         return self._of_whole_passes(rows, passes, seen, cut | compiled)
 
     def _of_whole_passes(

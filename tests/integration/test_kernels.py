@@ -162,8 +162,15 @@ def test_compiled_code_leaves_its_pass_out_and_the_others_in() -> None:
         with one_pass(window):
             with torch._C._profiler._RecordFunctionFast("## Call CompiledFxGraph fabcdef ##"):
                 torch.neg(x)
+                time.sleep(0.005)
             torch.exp(x)
-    assert sink.names == ["aten::sin"]
+        with one_pass(window):
+            with torch._C._profiler._RecordFunctionFast("## Call CompiledFxGraph fabcdef ##"):
+                torch.neg(x)
+            # A small function of an eager model is compiled: the rest of the pass says something.
+            time.sleep(0.05)
+            torch.cos(x)
+    assert sink.names == ["aten::sin", "## Call CompiledFxGraph fabcdef ##", "aten::cos"]
     (note,) = sink.notes
     assert note.what == "operators of 1 profiled passes on the CPU"
     assert "torch.compile" in note.why
