@@ -54,10 +54,14 @@ def import_trace(
 
     Kernels belong to the step that launched them. What cannot be joined is counted and left alone.
     """
+    import pyarrow as pa
+
     from phaseprof.cli.render.progress import TerminalProgress
     from phaseprof.importing.run import Options, find_files, import_files
     from phaseprof.launch.output import prepare_output
 
+    # It gives back at once what is freed. This process is ours alone.
+    pa.set_memory_pool(pa.system_memory_pool())
     named = _phases(annotation or [])
     found_files = find_files(files)
     given = None
