@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phaseprof.collectors.files.contents import Marker, Span
-from phaseprof.phases import Phase, TagSource
+from phaseprof.phases import Phase, Role, TagSource
 
 __all__ = ["Marker", "Span", "Step", "StepWork"]
 
@@ -22,6 +22,7 @@ class StepWork:
         decode_tokens: Tokens computed for them, drafts included.
         context_tokens: Sum over the sequences of the KV length after the step.
         attention_pairs: Exact causal query x key pairs, summed over the sequences.
+        unknown: Why the phase could not be told, of a step that is `OTHER` for that alone; else empty.
     """
 
     phase: Phase
@@ -31,6 +32,7 @@ class StepWork:
     decode_tokens: int | None = None
     context_tokens: int | None = None
     attention_pairs: int | None = None
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Step:
         tag_source: `ANNOTATION` where something announced it, else `INFERRED`.
         name: What announced it: the annotation, the function, or how it was inferred.
         work: What it computes.
+        role: Whose step it is: `DRAFT` where a recording says that a draft model ran.
     """
 
     start_ns: int
@@ -51,3 +54,4 @@ class Step:
     tag_source: TagSource
     name: str
     work: StepWork
+    role: Role = Role.TARGET

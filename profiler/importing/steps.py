@@ -1,28 +1,100 @@
 """The steps of a recording, by the best evidence that it has.
 
-What the user names comes first. Nothing here looks at how long anything took.
+In this order: ranges that a user named or an engine placed for each step; ranges within steps; calls of Python
+functions; kernels. One kind decides for a whole recording, so that no step is there twice; kinds after it only tell
+the phase of steps that have none, and whether they disagree. Nothing here looks at how long anything took.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
+from enum import StrEnum
 
-from phaseprof.importing.forms import Marker, Span, Step, StepWork
-from phaseprof.phases import Phase, TagSource
+from phaseprof.importing.annotations import steps_announced, steps_of_parts
+from phaseprof.importing.forms import Marker, Span, Step
+from phaseprof.importing.inferred import settle_by_kernels, steps_of_kernels, wants_marker
+from phaseprof.importing.stacks import Lookup, settle_by_lookups, steps_of_calls, wants_function
+from phaseprof.phases import Phase
+
+__all__ = ["Chosen", "Evidence", "choose", "find_steps", "wants_function", "wants_marker"]
 
 #: Gives the markers of a recording, by launch. It takes a while: it is asked only if nothing else helps.
 Markers = Callable[[], Sequence[Marker]]
 
 
-def wants_function(name: str) -> bool:
-    """Whether a Python function is one of those by which steps are known."""
-    return False
+class Evidence(StrEnum):
+    """What steps of a recording are known by, best first."""
+
+    ANNOTATIONS = "annotations of steps"
+    PARTS = "ranges within steps"
+    CALLS = "calls of Python functions"
+    KERNELS = "kernels"
+    NONE = "nothing"
 
 
-def wants_marker(name: str) -> bool:
-    """Whether a kernel is one of those by which steps are known."""
-    return False
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The steps of a recording.
+
+    Attributes:
+        steps: By begin.
+        evidence: What they are known by.
+        why: What that is, in a clause: for `KERNELS` what it rests on, for `NONE` what is missing.
+        unknown: How many steps have no phase because it could not be told, by the reason.
+        disagreements: Where another kind of evidence says something else, as sentences.
+    """
+
+    steps: tuple[Step, ...]
+    evidence: Evidence
+    why: str
+    unknown: Mapping[str, int]
+    disagreements: tuple[str, ...] = ()
+
+
+def choose(
+    annotations: Sequence[Span],
+    functions: Sequence[Span],
+    markers: Markers,
+    named: Mapping[str, Phase],
+    lookups: Sequence[Lookup] = (),
+) -> Chosen:
+    """Find the steps of one rank.
+
+    Args:
+        annotations: Ranges that users and engines placed.
+        functions: Calls of functions that `wants_function` wants.
+        markers: Gives kernels that `wants_marker` wants.
+        named: Phases of ranges by their names, as the user gives them; ``*`` in a name stands for anything.
+        lookups: Look-ups of embeddings with their shapes, where those were recorded.
+    """
+    disagreements: tuple[str, ...] = ()
+    steps = steps_announced(annotations, named)
+    calls = steps_of_calls(functions)
+    evidence, why = Evidence.ANNOTATIONS, "each step was announced by a range"
+    if steps:
+        disagreements = _differences(steps, calls)
+    elif steps := steps_of_parts(annotations):
+        evidence, why = (
+            Evidence.PARTS,
+            "no range announced a step, but there are ranges within them",
+        )
+        disagreements = _differences(steps, calls)
+    elif calls:
+        steps, evidence = calls, Evidence.CALLS
+        why = "no range announced a step, but calls of functions were recorded"
+    else:
+        inferred = steps_of_kernels(markers())
+        steps, why = inferred.steps, inferred.why
+        evidence = Evidence.KERNELS if steps else Evidence.NONE
+    if evidence is not Evidence.KERNELS and any(step.work.unknown for step in steps):
+        steps = settle_by_lookups(steps, lookups)
+        if any(step.work.unknown for step in steps):
+            steps = settle_by_kernels(steps, markers())
+    unknown = Counter(step.work.unknown for step in steps if step.work.unknown)
+    return Chosen(tuple(sorted(steps, key=_start_of)), evidence, why, unknown, disagreements)
 
 
 def find_steps(
@@ -31,47 +103,33 @@ def find_steps(
     markers: Markers,
     named: Mapping[str, Phase],
 ) -> tuple[Step, ...]:
-    """The steps, by begin.
-
-    Args:
-        annotations: Spans that users and engines placed.
-        functions: Calls of functions that `wants_function` wants.
-        markers: Gives kernels that `wants_marker` wants.
-        named: Phases of annotations by their names, as the user gives them; ``*`` in a name stands for anything.
-    """
-    return tuple(sorted(steps_named(annotations, named), key=_start_of))
+    """The steps alone, of what `choose` finds."""
+    return choose(annotations, functions, markers, named).steps
 
 
-def steps_named(annotations: Sequence[Span], named: Mapping[str, Phase]) -> tuple[Step, ...]:
-    """The steps that are ranges of the user's. One inside of another of them is a part of it, and no step."""
-    found: list[Step] = []
-    open_until: dict[tuple[int, int], int] = {}
-    phases: dict[str, Phase | None] = {}
-    for span in sorted(annotations, key=lambda span: (span.start_ns, -span.end_ns)):
-        if span.name not in phases:
-            phases[span.name] = _phase_of(span.name, named)
-        phase = phases[span.name]
-        thread = span.process, span.thread_id
-        if phase is None or span.end_ns <= open_until.get(thread, span.end_ns - 1):
-            continue
-        open_until[thread] = span.end_ns
-        found.append(
-            Step(
-                span.start_ns,
-                span.end_ns,
-                span.thread_id,
-                TagSource.ANNOTATION,
-                span.name,
-                StepWork(phase),
-            )
+def _differences(steps: Sequence[Step], calls: Sequence[Step]) -> tuple[str, ...]:
+    """Where calls of an engine show other steps than its ranges. A range lies around its call, or within it."""
+    if not calls:
+        return ()
+    outside = sum(1 for call in calls if not _covered(call, steps))
+    without = sum(1 for step in steps if not _covered(step, calls))
+    said = []
+    if outside:
+        said.append(
+            f"{outside:,} of {len(calls):,} calls that make a step ({calls[0].name}) lie in no range of a step, and "
+            f"are left out"
         )
-    return tuple(found)
+    if without:
+        said.append(
+            f"{without:,} of {len(steps):,} ranges of steps have no call of the engine in them"
+        )
+    return tuple(said)
 
 
-def _phase_of(name: str, named: Mapping[str, Phase]) -> Phase | None:
-    if name in named:
-        return named[name]
-    return next((phase for given, phase in named.items() if fnmatchcase(name, given)), None)
+def _covered(one: Step, others: Sequence[Step]) -> bool:
+    """Whether one overlaps any of the others, which are in order and hardly overlap one another."""
+    place = bisect.bisect_left(others, one.end_ns, key=_start_of) - 1
+    return place >= 0 and others[place].end_ns > one.start_ns
 
 
 def _start_of(step: Step) -> int:
