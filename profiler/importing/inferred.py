@@ -243,7 +243,8 @@ def _as_steps(groups: Sequence[_Group], rests_on: str) -> tuple[Step, ...]:
     for group in groups:
         # What is launched between two steps belongs to the later one: its kernels before the first write.
         start = before.get(group.thread_id, group.first_ns)
-        start = min(start, group.first_ns) if group.thread_id is not None else group.first_ns
+        if group.thread_id is None:
+            start = group.first_ns
         end = max(group.last_ns, start + 1)
         before[group.thread_id] = end
         tokens = group.step_tokens
