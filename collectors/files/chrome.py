@@ -38,6 +38,8 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     blocks_per_sm: Loose = msgspec.field(name="blocks per SM", default=None)
     collective: Any = msgspec.field(name="Collective name", default=None)
     name: Any = None
+    #: Shapes of an operator's inputs: few operators are asked for them, and only these decode them.
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
 
 
 class Event(msgspec.Struct, gc=False, frozen=True):

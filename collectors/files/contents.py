@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from phaseprof.errors import NotMeasured
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -53,6 +55,20 @@ class Marker:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A look-up of embeddings on the host, the first thing that a language model computes.
+
+    Attributes:
+        start_ns: When. thread_id: Where.
+        shape: Of the token ids.
+    """
+
+    start_ns: int
+    thread_id: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceFound:
     """A device that a file describes or uses.
 
@@ -62,6 +78,7 @@ class DeviceFound:
         cores: SMs, or compute units; None if not known.
         memory_bytes: None if not known.
         capability: Compute capability, major and minor; None if not known.
+        uuid: The driver's name for this very device; empty if not known.
     """
 
     number: int
@@ -69,6 +86,7 @@ class DeviceFound:
     cores: int | None = None
     memory_bytes: int | None = None
     capability: tuple[int, int] | None = None
+    uuid: str = ""
 
 
 @dataclass(slots=True)
@@ -94,6 +112,7 @@ class Contents:
         source: What wrote it: ``kineto`` or ``nsys``.
         annotations: Spans that users and engines placed.
         functions: Calls of Python functions that were asked for.
+        lookups: Look-ups of embeddings whose shapes were recorded.
         devices: Those that were used; if none was, those that are described.
         described: How many devices the file describes.
         rank: Rank that the file names; None if it names none.
@@ -104,11 +123,13 @@ class Contents:
         start_ns, end_ns: Of the first and of the last thing in it; 0 if it has none.
         left_out: What could not be taken.
         damage: What is wrong with the file, as clauses.
+        lacking: What else it cannot say.
     """
 
     source: str
     annotations: tuple[Span, ...] = ()
     functions: tuple[Span, ...] = ()
+    lookups: tuple[LookedUp, ...] = ()
     devices: tuple[DeviceFound, ...] = ()
     described: int = 0
     rank: int | None = None
@@ -120,3 +141,4 @@ class Contents:
     end_ns: int = 0
     left_out: LeftOut = field(default_factory=LeftOut)
     damage: tuple[str, ...] = ()
+    lacking: tuple[NotMeasured, ...] = ()

@@ -19,8 +19,17 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from phaseprof.collectors.files.chrome import ChromeTrace, Damage, Event, Loose, lists
-from phaseprof.collectors.files.contents import Contents, DeviceFound, LeftOut, Marker, Span
+import msgspec
+
+from phaseprof.collectors.files.chrome import Args, ChromeTrace, Damage, Event, Loose, lists
+from phaseprof.collectors.files.contents import (
+    Contents,
+    DeviceFound,
+    LeftOut,
+    LookedUp,
+    Marker,
+    Span,
+)
 from phaseprof.collectors.files.joinery import Joinery, correlation_of
 from phaseprof.collectors.files.source import Bytes
 
@@ -34,6 +43,8 @@ _HOST = frozenset(
 _OPERATORS = frozenset(("Operator", "cpu_op"))
 #: The calls that give a device work; others have a correlation id as well.
 _LAUNCHING = ("Launch", "Memcpy", "Memset")
+#: Its inputs are the table, and the ids.
+_LOOKUP = "aten::embedding"
 #: Later than the first days of the epoch: such a time counts from it, any other from a base.
 _EPOCH_US = 1e14
 #: No time of ours is later: 2200.
@@ -96,6 +107,7 @@ class _Reading:
         self._annotations: list[Span] = []
         self._functions: list[Span] = []
         self._markers: list[Marker] = []
+        self._lookups: list[LookedUp] = []
         self._devices: dict[int, None] = {}
         self._streams: dict[int, int] = {}
         self._first = math.inf
@@ -187,10 +199,18 @@ class _Reading:
             if event.cat == "Operator" and _BACKWARD.search(name) is None:
                 self._take_annotation(event)
             return
+        if name == _LOOKUP and event.args is not None:
+            self._take_lookup(event, event.args)
         if not self._ended_ops:
             span = self._span(event)
             if span is not None:
                 self._joinery.add_operator(*span, _whole(event.tid) or 0, self._joinery.name(name))
+
+    def _take_lookup(self, event: Event, args: Args) -> None:
+        shape = _ids_shape(args.dims)
+        span = self._span(event) if shape else None
+        if span is not None:
+            self._lookups.append(LookedUp(span[0], _whole(event.tid) or 0, shape))
 
     def _take_annotation(self, event: Event) -> None:
         self._keep(event, self._annotations)
@@ -272,6 +292,10 @@ class _Reading:
             source="kineto",
             annotations=tuple(_moved(span, shift) for span in self._annotations),
             functions=tuple(_moved(span, shift) for span in self._functions),
+            lookups=tuple(
+                LookedUp(each.start_ns + shift, each.thread_id, each.shape)
+                for each in self._lookups
+            ),
             devices=self._named([each for each in described if each is not None]),
             described=len(described),
             rank=_natural(told.get("rank")),
@@ -373,6 +397,15 @@ def _grid(value: Any) -> tuple[int, int, int] | None:
     ):
         return value[0], value[1], value[2]
     return None
+
+
+def _ids_shape(dims: msgspec.Raw) -> tuple[int, ...]:
+    """The shape of the second input; empty where it was not recorded."""
+    try:
+        found = msgspec.json.decode(dims, type=list[list[int]]) if dims else []
+    except (msgspec.MsgspecError, UnicodeError):
+        return ()
+    return tuple(found[1]) if len(found) > 1 else ()
 
 
 def _number(text: str) -> float | None:

@@ -9,21 +9,23 @@ from phaseprof.errors import NotMeasured
 from phaseprof.importing.forms import Step
 from phaseprof.importing.joining import Joined
 from phaseprof.importing.model import GivenModel, work_of
-from phaseprof.phases import TagSource
+from phaseprof.importing.steps import Chosen
+from phaseprof.phases import Phase, TagSource
 
 
 def lacking_of(
-    file: str, contents: Contents, steps: Sequence[Step], joined: Joined, incomplete: int
+    file: str, contents: Contents, chosen: Chosen, joined: Joined, incomplete: int
 ) -> Iterator[NotMeasured]:
     """What one file lacks.
 
     Args:
         file: Its name.
         contents: What it held.
-        steps: The steps that were found.
+        chosen: The steps that were found, and by what.
         joined: What their kernels are.
         incomplete: Steps of which kernels are missing.
     """
+    steps = chosen.steps
     for clause in contents.damage:
         yield NotMeasured(f"all of {file}: it is damaged", clause, "record it, or copy it, again")
     yield from _left_out(file, contents)
@@ -45,12 +47,12 @@ def lacking_of(
     if not steps:
         yield NotMeasured(
             "phases",
-            f"nothing in {file} announces the steps of an engine that phaseprof knows",
+            f"nothing in {file} announces the steps of an engine that phaseprof knows, and {chosen.why}",
             "put record_function(NAME) around prefill and around decode, and import with "
             "--annotation NAME=prefill --annotation NAME=decode",
         )
         return
-    yield from _of_steps(steps)
+    yield from _of_steps(chosen)
     if joined.on_cpu:
         yield NotMeasured(
             "times without a profiler", "the recording was made under one, which slows operators"
@@ -117,20 +119,26 @@ def lacking_work(
 _RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
 
 
-def _of_steps(steps: Sequence[Step]) -> Iterator[NotMeasured]:
-    inferred = [step for step in steps if step.tag_source is TagSource.INFERRED]
+def _of_steps(chosen: Chosen) -> Iterator[NotMeasured]:
+    steps = chosen.steps
+    inferred = sum(
+        step.tag_source is TagSource.INFERRED and not step.work.unknown for step in steps
+    )
     if inferred:
-        yield NotMeasured(
-            f"a certain label of {_count(len(inferred), 'pass')}",
-            f"nothing announces them: they were inferred ({inferred[0].name})",
-        )
+        yield NotMeasured(f"a certain label of {_count(inferred, 'pass')}", chosen.why)
+    for reason, number in chosen.unknown.items():
+        yield NotMeasured(f"the phase of {_count(number, 'pass')}", reason)
+    for sentence in chosen.disagreements:
+        yield NotMeasured("one account of the steps", sentence)
     unknown = sum(
-        step.work.prefill_tokens is None and step.work.decode_tokens is None for step in steps
+        not (step.work.prefill_tokens or step.work.decode_tokens)
+        for step in steps
+        if step.work.phase in (Phase.PREFILL, Phase.DECODE, Phase.MIXED)
     )
     if unknown:
         yield NotMeasured(
-            f"tokens and sequences of {_count(unknown, 'pass')}",
-            "what announces them does not tell",
+            f"tokens of {_count(unknown, 'pass')}",
+            "what shows them does not tell",
         )
 
 

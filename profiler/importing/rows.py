@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from phaseprof.importing.forms import Step, StepWork
 from phaseprof.importing.joining import StepKernels
-from phaseprof.phases import Role
 from phaseprof.records import ForwardPass
 from phaseprof.work.count import Work
 
@@ -45,7 +44,7 @@ def pass_rows(
             pass_id=number,
             step=first_step + place,
             model_id=MODEL_ID,
-            role=Role.TARGET,
+            role=step.role,
             phase=told.phase,
             tag_source=step.tag_source,
             start_ns=step.start_ns,

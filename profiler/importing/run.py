@@ -30,7 +30,8 @@ from phaseprof.importing.lacking import lacking_of, lacking_work
 from phaseprof.importing.model import GivenModel, work_of
 from phaseprof.importing.ranks import align, assign_rank, made_together
 from phaseprof.importing.rows import MODEL_ID, pass_rows
-from phaseprof.importing.steps import find_steps, wants_function, wants_marker
+from phaseprof.importing.stacks import Lookup
+from phaseprof.importing.steps import choose, wants_function, wants_marker
 from phaseprof.phases import Phase
 from phaseprof.process import first_pass_id
 from phaseprof.schema import SCHEMA_VERSION
@@ -179,16 +180,18 @@ def _read(
     joinery = Joinery(trace)
     try:
         contents, markers = _contents(source, short, joinery, options, progress)
-        steps = find_steps(
+        chosen = choose(
             contents.annotations,
             contents.functions,
             lambda: with_launches(markers, joinery),
             options.annotations,
+            [Lookup(each.start_ns, each.thread_id, each.shape) for each in contents.lookups],
         )
+        steps = chosen.steps
         process = contents.annotations[0].process if contents.annotations else 0
         engine = engine_of([step.name for step in steps[:_FIRST]], contents.functions[:_FIRST])
         # What is not asked for any more need not be held while other ranks are read.
-        contents = replace(contents, annotations=(), functions=())
+        contents = replace(contents, annotations=(), functions=(), lookups=())
         span = contents.start_ns, contents.end_ns
         rank, said = assign_rank(contents.rank, short, spans, span)
         window = len(spans.setdefault(rank, []))
@@ -203,7 +206,7 @@ def _read(
     finally:
         joinery.close()
     incomplete = len(under_recorded(steps, joined.steps))
-    lacking = list(lacking_of(short, contents, steps, joined, incomplete))
+    lacking = list(lacking_of(short, contents, chosen, joined, incomplete))
     if said:
         lacking.append(NotMeasured(f"the rank of {short}", said))
     return _Read(

@@ -128,27 +128,30 @@ def test_a_user_s_own_names_say_what_steps_are(
 
 
 @pytest.mark.parametrize(
-    ("name", "annotation", "kernels", "summed_ms", "sequences"),
+    ("name", "phase", "kernels", "summed_ms", "sequences", "tokens"),
     [
-        ("vllm-b200-tp8-prefill", "execute_context_1*=prefill", 768, 10.863, 1),
-        ("vllm-mi300x-decode-full-graph", "execute_32_context_0*=decode", 425, 10.675, 32),
-        ("sglang-mi300x-extend", "execute_15360*=prefill", 527, 492.774, 15),
+        ("vllm-b200-tp8-prefill", "prefill", 768, 10.863, 1, 888),
+        ("vllm-mi300x-decode-full-graph", "decode", 425, 10.675, 32, 32),
+        ("sglang-mi300x-extend", "prefill", 527, 492.774, 15, 15360),
     ],
 )
 def test_kernels_and_time_of_real_steps(
     tmp_path: Path,
     name: str,
-    annotation: str,
+    phase: str,
     kernels: int,
     summed_ms: float,
     sequences: int,
+    tokens: int,
 ) -> None:
-    trace = imported(tmp_path, KEPT / f"{name}.json.gz", "--annotation", annotation)
+    trace = imported(tmp_path, KEPT / f"{name}.json.gz")
     (step,) = trace.passes.to_pylist()
     own = kernels_of(trace, step["pass_id"])
     assert len(own) == kernels
     assert sum_ms(own) == pytest.approx(summed_ms, rel=1e-3)
-    assert step["phase"] == annotation.rpartition("=")[2]
+    assert (step["phase"], step["tag_source"]) == (phase, "annotation")
+    assert step["sequences"] == sequences
+    assert step["prefill_tokens"] + step["decode_tokens"] == tokens
     assert [row for row in trace.kernels.to_pylist() if row["pass_id"] is None] == []
     report = load_report(tmp_path / "trace")
     figures = report.phases[step["phase"]].kernels
@@ -166,7 +169,7 @@ def test_recordings_of_several_ranks_are_one_trace(
     as_rank(source, folder / "a.json", 1, 40.0)
     as_rank(source, folder / "b.json", 0)
     (folder / "notes.txt").write_text("no recording")
-    trace = imported(tmp_path, folder, "--annotation", "execute_32*=decode")
+    trace = imported(tmp_path, folder)
     rows = trace.passes.to_pylist()
     assert sorted((row["rank"], row["step"], row["phase"]) for row in rows) == [
         (0, 0, "decode"),
@@ -185,7 +188,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         buffer = io.BytesIO(path.read_bytes())
 
     monkeypatch.setattr("sys.stdin", Input)
-    trace = imported(tmp_path, "-", "--annotation", "execute_32*=decode")
+    trace = imported(tmp_path, "-")
     assert trace.kernels.num_rows == 434
 
 
@@ -193,7 +196,7 @@ def test_a_truncated_recording_is_said_to_be_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = damaged(KEPT / "vllm-b200-tp8-prefill.json.gz", tmp_path / "cut.json", 0.9)
-    trace = imported(tmp_path, file, "--annotation", "execute_context_1*=prefill")
+    trace = imported(tmp_path, file)
     assert "damaged: its list of events ends before its end" in capsys.readouterr().out
     said = [entry for meta in trace.metas for entry in meta.not_measured]
     assert any(entry.what == "all of cut.json: it is damaged" for entry in said)
@@ -221,6 +224,25 @@ def test_kernels_without_a_launch_belong_to_no_step(
         assert report.unattributed is not None
         assert report.unattributed.launchless >= launchless
         assert any("their launch was not recorded" in each.why for each in report.not_measured)
+
+
+def test_whole_recordings_say_the_same_as_reduced_ones(tmp_path: Path) -> None:
+    trace = imported(tmp_path, more("vllm-b200-tp8-prefill"))
+    (step,) = trace.passes.to_pylist()
+    assert (step["phase"], step["prefill_tokens"]) == ("prefill", 888)
+    own = kernels_of(trace, step["pass_id"])
+    assert len(own) == 768
+    assert sum_ms(own) == pytest.approx(10.863, rel=1e-3)
+    said = [entry.what for meta in trace.metas for entry in meta.not_measured]
+    assert "7 ranks of 8" in said
+
+
+def test_a_forward_without_an_announcement_is_inferred_from_its_stack(tmp_path: Path) -> None:
+    trace = imported(tmp_path, more("hf-h100-qwen-forward"))
+    (step,) = trace.passes.to_pylist()
+    assert (step["phase"], step["tag_source"]) == ("prefill", "inferred")
+    said = [entry.what for meta in trace.metas for entry in meta.not_measured]
+    assert "a certain label of 1 pass" in said
 
 
 @pytest.mark.parametrize("name", ["odd-cpu-only", "odd-no-rank", "odd-no-distributed-info"])
