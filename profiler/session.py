@@ -129,16 +129,17 @@ class Session:
             self._recorder = recorder
             if not lazily:
                 recorder.start()
-            self._hooks = tuple(
-                kind(
-                    emit=recorder.emit,
-                    state=_state,
-                    flags=_flags,
-                    on_model=self._on_model,
-                    note=self.note,
-                    failed=self._failed,
-                )
-                for kind in (TransformersHooks, VllmHooks)
+            told: dict[str, Any] = {
+                "emit": recorder.emit,
+                "state": _state,
+                "flags": _flags,
+                "on_model": self._on_model,
+                "note": self.note,
+                "failed": self._failed,
+            }
+            self._hooks = (
+                TransformersHooks(**told),
+                VllmHooks(**told, trace=self.trace, end=self.stop),
             )
             self._evidence = evidence
             try:

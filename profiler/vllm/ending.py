@@ -44,13 +44,23 @@ class EndHook:
     """Sees processes of vLLM begin to shut down.
 
     Args:
+        trace: The trace's folder.
+        end: Ends the session of this process.
         failed: Told of an exception in our own code.
 
     Attributes:
         active: Set to False, the wrappers that somebody else still holds hand calls on.
     """
 
-    def __init__(self, *, failed: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self,
+        *,
+        trace: Path,
+        end: Callable[[], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._trace = trace
+        self._end_session = end
         self._failed = failed
         #: Seconds that the engine core of this process gives its requests when it is told to end.
         self._given_s: float | None = None
@@ -148,23 +158,14 @@ class EndHook:
 
     def _end(self) -> None:
         """End the session of this process."""
-        from phaseprof import session
-
         try:
             with _signals_wait():
-                running = session.current()
-                if running is not None:
-                    running.stop()
+                self._end_session()
         except Exception as failure:
             self._failed("ending the recording of a process of vLLM", failure)
 
     def _end_engines(self, processes: Iterable[Any]) -> None:
         """Tell engine cores to end, as vLLM is about to; wait until they and their workers have written the end."""
-        from phaseprof import session
-
-        running = session.current()
-        if running is None:
-            return
         host = this_host().token
         alive = [process for process in processes if process.is_alive()]
         pids = {process.pid for process in alive}.union(*(_below(each.pid) for each in alive))
@@ -173,7 +174,7 @@ class EndHook:
             process.terminate()
         # Once it has ended nobody kills its workers.
         while (
-            _unfinished(running.trace, host, pids)
+            _unfinished(self._trace, host, pids)
             and any(process.is_alive() for process in alive)
             and time.monotonic() < until
         ):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from phaseprof.errors import NotMeasured
@@ -32,6 +33,8 @@ class VllmHooks:
         on_model: Told of each model at first sight.
         note: Told of what cannot be measured.
         failed: Told of an exception in our own code.
+        trace: The trace's folder.
+        end: Ends the session of this process.
     """
 
     def __init__(
@@ -43,13 +46,15 @@ class VllmHooks:
         on_model: Callable[[SeenModel], None],
         note: Callable[[NotMeasured], None],
         failed: Callable[[str, Exception], None],
+        trace: Path,
+        end: Callable[[], None],
     ) -> None:
         self._note = note
         self._worker = WorkerHook(
             emit=emit, state=state, flags=flags, on_model=on_model, note=note, failed=failed
         )
         self._core = CoreHook(emit=emit, flags=flags, note=note, failed=failed)
-        self._end = EndHook(failed=failed)
+        self._end = EndHook(trace=trace, end=end, failed=failed)
         self._patches: list[Patch] = []
         self._waiting: list[Removal] = []
 

@@ -29,14 +29,17 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (package / "_version.py").write_text(
             f"__version__ = version = {version.partition('+')[0]!r}\n"
         )
-        bodies: dict[str, list[str]] = {}
+        # Several seams may be of one class.
+        owners: dict[tuple[str, str], list[str]] = {}
         for seam in known_seams():
             if seam.owner not in without:
-                methods = [f"def {n}(*args): ..." for n in seam.methods if n not in without]
-                if seam.owner:
-                    methods = [f"class {seam.owner}:", *(f"    {m}" for m in methods), "    x = 1"]
-                body = [*methods, ""]
-                bodies.setdefault(seam.module, []).append("\n".join(body))
+                owners.setdefault((seam.module, seam.owner), []).extend(seam.methods)
+        bodies: dict[str, list[str]] = {}
+        for (module, owner), names in owners.items():
+            methods = [f"def {name}(*args): ..." for name in names if name not in without]
+            if owner:
+                methods = [f"class {owner}:", *(f"    {m}" for m in methods), "    x = 1"]
+            bodies.setdefault(module, []).append("\n".join([*methods, ""]))
         for module, classes in bodies.items():
             file = site.joinpath(*module.split(".")).with_suffix(".py")
             file.parent.mkdir(parents=True, exist_ok=True)
