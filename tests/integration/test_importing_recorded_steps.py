@@ -66,17 +66,17 @@ def _times(event: dict[str, Any]) -> tuple[int, int]:
 
 def _marker(event: dict[str, Any], launches: dict[int, tuple[int, int]]) -> Marker:
     args = event["args"]
-    launch = launches.get(args["correlation"], (None, None))
-    grid = tuple(args["grid"]) if "grid" in args else None
+    launch = launches.get(args["correlation"])
     start, end = _times(event)
     return Marker(
         event["name"],
-        *launch,
+        None if launch is None else launch[0],
+        None if launch is None else launch[1],
         start,
         end,
         args["device"],
         args["stream"],
-        grid,
+        (args["grid"][0], args["grid"][1], args["grid"][2]) if "grid" in args else None,
         args["correlation"],
     )
 
