@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,8 @@ def stream(
         {"Content-Type": "application/json", "X-Request-Id": name},
     )
     response = connection.getresponse()
-    assert response.status == 200, response.read()
+    if response.status != 200:
+        raise HTTPException(f"{response.status}: {response.read()!r}")
     times: list[int] = []
     text = ""
     for line in response:
