@@ -243,6 +243,8 @@ def _why_no_roofs(device: Device | None, dtype: str, others: tuple[Ceilings, ...
     if device is None:
         return "the device was not recorded, so that its roofs are not known"
     known = f" (known for {', '.join(sorted(roof.dtype for roof in others))})" if others else ""
+    if not dtype:
+        return "the dtype that the model computes in is not known, and so its roofs are not"
     return f"the roofs of {device.name} for {dtype} are not known{known}"
 
 
@@ -432,6 +434,12 @@ def _empty_run(trace: Trace) -> EmptyRunError:
         "If the model runs in another process, start that command under `phaseprof run -- …`. "
         "Details: phaseprof doctor"
     )
+    if trace.kernels.num_rows and not any(meta.hooks for meta in trace.metas):
+        unseen = " ".join(dict.fromkeys(_reasons(trace.metas)))
+        return EmptyRunError(
+            f"no forward pass is known in this trace, only {count(trace.kernels.num_rows, 'kernel')}. {unseen}".strip(),
+            "Say what its ranges are: phaseprof import … --annotation NAME=prefill.",
+        )
     if not trace.metas:
         return EmptyRunError("no forward pass was seen: the trace is empty.", elsewhere)
     if hooks:
@@ -445,9 +453,9 @@ def _empty_run(trace: Trace) -> EmptyRunError:
         message = f"no forward pass was seen. {seen}; {why}."
     else:
         message = "no forward pass was seen. No hooks were set: the process loaded no engine that phaseprof knows."
-    reasons = [
-        sentence(f"{entry.what}: {entry.why}")
-        for meta in trace.metas
-        for entry in meta.not_measured
-    ]
-    return EmptyRunError(" ".join([message, *dict.fromkeys(reasons)]), elsewhere)
+    return EmptyRunError(" ".join([message, *dict.fromkeys(_reasons(trace.metas))]), elsewhere)
+
+
+def _reasons(metas: Iterable[ProcessMeta]) -> list[str]:
+    """What the processes could not measure, as sentences."""
+    return [sentence(f"{entry.what}: {entry.why}") for meta in metas for entry in meta.not_measured]

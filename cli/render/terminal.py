@@ -307,7 +307,9 @@ def _foot(report: Report, width: int) -> list[Text]:
     if facts.models:
         lines += keyed("Also seen", [", ".join(facts.models)], width)
     cost = report.own_cost
-    own = "not known: the trace has no end"
+    own = (
+        "not known: the trace has no end" if facts.incomplete else "not known: another recorded it"
+    )
     if cost is not None:
         own = (
             f"{units.microseconds(cost.hook_us_per_pass)} a pass, {units.percent(cost.share)} of the time; "
