@@ -350,6 +350,7 @@ def _own_cost(trace: Trace) -> OwnCost | None:
         share=hook_ns / whole_ns,
         writer_cpu_ms=sum(cost.writer_cpu_ns for cost in costs) / 1e6,
         windows=windows_cost(costs, trace.passes),
+        sampler_cpu_ms=sum(cost.sampler_cpu_ns for cost in costs) / 1e6,
     )
 
 

@@ -225,13 +225,14 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class OwnCost:
-    """What the profiler took: per pass in us, and as a share of the time of all passes; and what the windows of a
-    profiler took, if there were any."""
+    """What the profiler took: per pass in us, and as a share of the time of all passes; CPU time of the threads that
+    write and that sample counters; and what the windows of a profiler took, if there were any."""
 
     hook_us_per_pass: float
     share: float
     writer_cpu_ms: float
     windows: WindowsCost | None = None
+    sampler_cpu_ms: float = 0.0
 
 
 class Parallelism(enum.StrEnum):

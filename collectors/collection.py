@@ -56,6 +56,11 @@ class Collection:
                 collector.thread = self.thread
 
     @property
+    def sampler_cpu_ns(self) -> int:
+        """CPU time of the shared thread; known once it has ended."""
+        return self.thread.cpu_ns
+
+    @property
     def window(self) -> PassWindow | None:
         """Of the one collector that wants to be told of passes."""
         windows: list[_GuardedWindow] = []

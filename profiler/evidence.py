@@ -95,6 +95,11 @@ class Evidence(Protocol):
         """End. What was collected is in the sink when it returns."""
         ...
 
+    @property
+    def sampler_cpu_ns(self) -> int:
+        """CPU time of the thread that samples counters; known once it has stopped."""
+        ...
+
 
 def load_evidence(wanted: str | None) -> Evidence:
     """The collectors of a session.

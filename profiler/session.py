@@ -180,6 +180,7 @@ class Session:
                 writer_cpu_ns=recorder.cpu_ns,
                 setup_ns=sum(hooks.setup_ns for hooks in self._hooks),
                 collectors=tuple(self._costs),
+                sampler_cpu_ns=self._evidence.sampler_cpu_ns if self._evidence is not None else 0,
             ),
         )
         recorder.write_meta()

@@ -315,6 +315,8 @@ def _foot(report: Report, width: int) -> list[Text]:
             f"{units.microseconds(cost.hook_us_per_pass)} a pass, {units.percent(cost.share)} of the time; "
             f"{units.duration(cost.writer_cpu_ms)} CPU in the writer thread"
         )
+        if cost.sampler_cpu_ms:
+            own += f", {units.duration(cost.sampler_cpu_ms)} in the sampling thread"
         if cost.windows is not None:
             own += f"; {_windows(cost.windows)}"
     lines += keyed("Own cost", [own], width)

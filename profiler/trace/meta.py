@@ -159,6 +159,7 @@ class SelfCost:
         writer_cpu_ns: CPU time of the background thread that settles and writes.
         setup_ns: Time to read the structure of each model, once at its first sight, outside any pass.
         collectors: What collectors took that run in windows.
+        sampler_cpu_ns: CPU time of the thread that samples counters.
     """
 
     passes: int
@@ -166,6 +167,7 @@ class SelfCost:
     writer_cpu_ns: int
     setup_ns: int = 0
     collectors: tuple[CollectorCost, ...] = ()
+    sampler_cpu_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

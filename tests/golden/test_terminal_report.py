@@ -181,7 +181,9 @@ CPU_RUN = Report(
         itl_ms=Percentiles(504, 53.5, 55.2, 60.9),
     ),
     set_aside=(SetAside("requested", 2, 805.0),),
-    own_cost=OwnCost(hook_us_per_pass=6.04, share=0.000113, writer_cpu_ms=41.0),
+    own_cost=OwnCost(
+        hook_us_per_pass=6.04, share=0.000113, writer_cpu_ms=41.0, sampler_cpu_ms=13.0
+    ),
     ceilings=Ceilings(
         device_key="cpu-a",
         dtype="float32",

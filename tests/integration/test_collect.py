@@ -258,7 +258,10 @@ def test_none_leaves_no_samples_and_no_thread(llama: Any, tmp_path: Path) -> Non
     finally:
         session.stop()
     assert not [name for name in names if name.startswith("phaseprof-sampler")]
-    assert open_trace(tmp_path / "t").samples.num_rows == 0
+    trace = open_trace(tmp_path / "t")
+    assert trace.samples.num_rows == 0
+    (meta,) = trace.metas
+    assert meta.self_cost is not None and meta.self_cost.sampler_cpu_ns == 0
 
 
 def test_the_host_is_sampled_by_default_and_the_last_sample_is_of_the_end(
@@ -270,6 +273,7 @@ def test_the_host_is_sampled_by_default_and_the_last_sample_is_of_the_end(
     last_pass = max(trace.passes.column("end_ns").to_pylist())
     assert rows and meta.ended_ns is not None
     assert all(row["start_ns"] < row["end_ns"] for row in rows)
+    assert meta.self_cost is not None and meta.self_cost.sampler_cpu_ns > 0
     assert meta.started_ns <= rows[0]["start_ns"]
     assert last_pass <= rows[-1]["end_ns"] <= meta.ended_ns
     # Nothing that needs a GPU says that there is none.

@@ -255,7 +255,7 @@ def test_json_of_little_has_nulls_and_no_infinities() -> None:
     assert data["device"] is None
     assert data["ceilings"] is None
     assert data["overhead"] == dict.fromkeys(
-        ("hook_us_per_pass", "share", "writer_cpu_ms", "windows")
+        ("hook_us_per_pass", "share", "writer_cpu_ms", "windows", "sampler_cpu_ms")
     )
     assert data["run"]["workload"] == {"rate": None, "3": ["a", None], "path": "cpu"}
     assert data["phases"]["decode"]["tflops"] is None

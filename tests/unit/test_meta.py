@@ -71,7 +71,9 @@ FULL = ProcessMeta(
     ),
     hooks=("GenerationMixin.generate",),
     not_measured=(NotMeasured("counters", "no GPU", ""), NotMeasured("x", "y", "z")),
-    self_cost=SelfCost(passes=504, hook_ns=3_024_000, writer_cpu_ns=80_000_000),
+    self_cost=SelfCost(
+        passes=504, hook_ns=3_024_000, writer_cpu_ns=80_000_000, sampler_cpu_ns=9_000_000
+    ),
     workload={"prompt_tokens": 512, "batches": [1, 4], "seed": None},
     world_size=4,
     local_rank=1,
