@@ -19,7 +19,7 @@ from phaseprof.importing.inferred import settle_by_kernels, steps_of_kernels, wa
 from phaseprof.importing.stacks import Lookup, settle_by_lookups, steps_of_calls, wants_function
 from phaseprof.phases import Phase
 
-__all__ = ["Chosen", "Evidence", "choose", "find_steps", "wants_function", "wants_marker"]
+__all__ = ["Chosen", "Evidence", "choose", "wants_function", "wants_marker"]
 
 #: Gives the markers of a recording, by launch. It takes a while: it is asked only if nothing else helps.
 Markers = Callable[[], Sequence[Marker]]
@@ -95,16 +95,6 @@ def choose(
             steps = settle_by_kernels(steps, markers())
     unknown = Counter(step.work.unknown for step in steps if step.work.unknown)
     return Chosen(tuple(sorted(steps, key=_start_of)), evidence, why, unknown, disagreements)
-
-
-def find_steps(
-    annotations: Sequence[Span],
-    functions: Sequence[Span],
-    markers: Markers,
-    named: Mapping[str, Phase],
-) -> tuple[Step, ...]:
-    """The steps alone, of what `choose` finds."""
-    return choose(annotations, functions, markers, named).steps
 
 
 def _differences(steps: Sequence[Step], calls: Sequence[Step]) -> tuple[str, ...]:
