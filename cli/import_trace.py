@@ -18,7 +18,8 @@ def import_trace(
         list[str],
         typer.Argument(
             metavar="FILE…",
-            help="Traces of torch.profiler (.json, .json.gz), one a rank; a folder of them; - for standard input.",
+            help="Traces of torch.profiler (.json, .json.gz), one a rank, or exports of Nsight Systems (.sqlite); "
+            "a folder of them; - for standard input.",
             show_default=False,
         ),
     ],

@@ -21,7 +21,7 @@ from phaseprof.collectors.files.nsys_metrics import Sampled, SampleRow, read_sam
 from phaseprof.errors import NotMeasured, TraceError
 
 #: What a graph that was traced as a whole is called among the kernels.
-WHOLE_GRAPH = "CUDA graph, traced as a whole"
+WHOLE_GRAPH = "cuda_graph_traced_as_a_whole"
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -387,7 +387,7 @@ class _Reading:
             count += self._add(start, end, device, stream, correlation, place) is not None
         if count:
             self._lacks(
-                f"the kernels inside of {count:,} replays of CUDA graphs",
+                f"the kernels inside of CUDA graphs ({count:,} launched)",
                 "Nsight Systems traced each graph as a whole: its time is busy, its kernels are not known",
                 "nsys profile --cuda-graph-trace=node",
             )

@@ -83,7 +83,8 @@ class Sampled:
             )
         if self.impossible:
             yield NotMeasured(
-                f"{self.impossible:,} sampled values", "the counter cannot have such a value"
+                "all values of the counters",
+                f"{self.impossible:,} are none that the counter can have",
             )
 
 

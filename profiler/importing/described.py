@@ -34,7 +34,8 @@ def _device(found: DeviceFound, rocm: bool) -> Device:
     key = "|".join(
         ("imported", name, f"sm={found.cores}", f"memory={found.memory_bytes}", f"cc={capability}")
     )
-    return Device(name, "cuda", max(found.number, 0), found.cores, None, found.memory_bytes, key)
+    number, memory = max(found.number, 0), found.memory_bytes
+    return Device(name, "cuda", number, found.cores, None, memory, key, found.uuid)
 
 
 def _nameless(found: DeviceFound, rocm: bool) -> str:

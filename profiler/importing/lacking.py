@@ -27,8 +27,9 @@ def lacking_of(
     """
     steps = chosen.steps
     for clause in contents.damage:
-        yield NotMeasured(f"all of {file}: it is damaged", clause, "record it, or copy it, again")
+        yield damaged(file, clause)
     yield from _left_out(file, contents)
+    yield from contents.lacking
     if not contents.epoch:
         yield NotMeasured(
             f"when {file} was recorded", "it does not say from which moment its times count"
@@ -77,6 +78,16 @@ def lacking_of(
             "record fewer steps at a time, or with a larger buffer",
         )
     yield NotMeasured("latencies of requests", "a recording of kernels knows no requests")
+
+
+def damaged(file: str, clause: str) -> NotMeasured:
+    """What has to be said of a file that is damaged.
+
+    Args:
+        file: Its name.
+        clause: What is wrong with it.
+    """
+    return NotMeasured(f"all of {file}: it is damaged", clause, "record it, or copy it, again")
 
 
 def lacking_work(

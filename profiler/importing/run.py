@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 import phaseprof
-from phaseprof.collectors.files import kineto
+from phaseprof.collectors.files import kineto, nsys
 from phaseprof.collectors.files.chrome import NoEventsError
 from phaseprof.collectors.files.contents import Contents
 from phaseprof.collectors.files.joinery import Joinery
+from phaseprof.collectors.files.nsys_database import opened, refuse_report
+from phaseprof.collectors.files.nsys_gpus import Gpus
+from phaseprof.collectors.files.nsys_metrics import Sampled
 from phaseprof.collectors.files.source import STANDARD_INPUT, Bytes, FileKind
 from phaseprof.errors import NotMeasured, TraceError, UsageError
+from phaseprof.importing.counters import write_samples
 from phaseprof.importing.described import devices_of, engine_of, name_of
 from phaseprof.importing.forms import Marker, Step
 from phaseprof.importing.joining import (
@@ -26,7 +31,7 @@ from phaseprof.importing.joining import (
     under_recorded,
     with_launches,
 )
-from phaseprof.importing.lacking import lacking_of, lacking_work
+from phaseprof.importing.lacking import damaged, lacking_of, lacking_work
 from phaseprof.importing.model import GivenModel, work_of
 from phaseprof.importing.ranks import align, assign_rank, made_together
 from phaseprof.importing.rows import MODEL_ID, pass_rows
@@ -41,7 +46,7 @@ from phaseprof.trace.writer import TraceWriter
 #: Told of what goes on.
 Progress = Callable[[str], None]
 #: What profilers name their recordings.
-_RECORDING = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
+_RECORDING = re.compile(r"\.(?:json|sqlite)(?:\.gz)?$", re.IGNORECASE)
 #: Rows of kernels that are held before they become a part.
 _ROWS = 1 << 16
 #: Steps that are looked at to see whose they are.
@@ -122,8 +127,10 @@ def find_files(asked: Sequence[str]) -> list[str]:
             raise UsageError(f"{name} is a trace of phaseprof already.", f"phaseprof report {name}")
         inside = sorted(str(file) for file in path.iterdir() if _RECORDING.search(file.name))
         if not inside:
+            for file in sorted(path.iterdir()):
+                refuse_report(file)
             raise UsageError(
-                f"The folder {name} has no recordings (*.json, *.json.gz).",
+                f"The folder {name} has no recordings (*.json, *.json.gz, *.sqlite).",
                 "Name the files, or their folder.",
             )
         found += inside
@@ -150,7 +157,7 @@ def import_files(
     spans: dict[int, list[tuple[int, int]]] = {}
     for file in files:
         progress(f"reading {_short(file)}")
-        read.append(_read(file, trace, spans, options, progress))
+        read += _read(file, trace, spans, options, progress)
     progress("writing")
     _number_steps(read)
     together = _together(read)
@@ -168,18 +175,84 @@ def _read(
     spans: dict[int, list[tuple[int, int]]],
     options: Options,
     progress: Progress,
-) -> _Read:
+) -> list[_Read]:
+    refuse_report(file)
     source = Bytes(file)
-    if source.kind is not FileKind.JSON:
-        source.close()
-        raise TraceError(
-            f"{source.name} is {source.kind}, which is not imported.",
-            "Give a trace that torch.profiler exported.",
-        )
+    if source.kind is FileKind.SQLITE:
+        return _read_export(source, file, trace, spans, options, progress)
+    with closing(Joinery(trace)) as joinery:
+        contents, markers = _contents(source, _short(file), joinery, options, progress)
+        return [_settle(file, joinery, contents, markers, 0, trace, spans, options, progress)]
+
+
+def _read_export(
+    source: Bytes,
+    file: str,
+    trace: Path,
+    spans: dict[int, list[tuple[int, int]]],
+    options: Options,
+    progress: Progress,
+) -> list[_Read]:
+    """Each process of an export of Nsight Systems, as a rank; the counters of all devices go with the first one."""
     short = _short(file)
-    joinery = Joinery(trace)
+    read: list[_Read] = []
+    with opened(source, file, trace) as database:
+        for process in nsys.processes(database):
+            pid = process.pid
+            with closing(Joinery(trace)) as joinery:
+                contents, markers = nsys.read(
+                    database,
+                    process,
+                    joinery,
+                    wants_marker=wants_marker,
+                    progress=lambda done: progress(f"reading {short}: {done:,} rows"),
+                )
+                if not contents.start_ns and not contents.end_ns:
+                    continue
+                read.append(
+                    _settle(file, joinery, contents, markers, pid, trace, spans, options, progress)
+                )
+        if not read:
+            damage = f" ({'; '.join(database.damage)})" if database.damage else ""
+            raise TraceError(
+                f"{source.name} holds nothing that can be read{damage}.",
+                "Export it again: nsys export --type sqlite REPORT.nsys-rep",
+            )
+        first, gpus, sampled = read[0], Gpus(database), Sampled()
+
+        def write(rows: pa.Table) -> None:
+            first.writer.put_rows("samples", rows)
+            first.writer.flush()
+
+        write_samples(
+            nsys.samples(database, sampled),
+            source="nsys",
+            device_uuid=lambda number: gpus.described(number).uuid or f"device {number}",
+            write=write,
+        )
+        first.said.extend(sampled.lacking())
+        told = {clause for each in read for clause in each.contents.damage}
+        for clause in database.damage:
+            if clause not in told:
+                first.contents = replace(first.contents, damage=(*first.contents.damage, clause))
+                first.said.append(damaged(short, clause))
+    return read
+
+
+def _settle(
+    file: str,
+    joinery: Joinery,
+    contents: Contents,
+    markers: list[Marker],
+    pid: int,
+    trace: Path,
+    spans: dict[int, list[tuple[int, int]]],
+    options: Options,
+    progress: Progress,
+) -> _Read:
+    """Find the steps of what was read, and join its kernels to them."""
+    short = _short(file)
     try:
-        contents, markers = _contents(source, short, joinery, options, progress)
         chosen = choose(
             contents.annotations,
             contents.functions,
@@ -188,7 +261,7 @@ def _read(
             [Lookup(each.start_ns, each.thread_id, each.shape) for each in contents.lookups],
         )
         steps = chosen.steps
-        process = contents.annotations[0].process if contents.annotations else 0
+        process = pid or (contents.annotations[0].process if contents.annotations else 0)
         engine = engine_of([step.name for step in steps[:_FIRST]], contents.functions[:_FIRST])
         # What is not asked for any more need not be held while other ranks are read.
         contents = replace(contents, annotations=(), functions=(), lookups=())

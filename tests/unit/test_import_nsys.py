@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from phaseprof.collectors.files import nsys
-from phaseprof.collectors.files.contents import Contents
+from phaseprof.collectors.files.contents import Contents, Marker
 from phaseprof.collectors.files.joinery import Joinery, LaunchRow
 from phaseprof.collectors.files.nsys_database import opened, refuse_report
 from phaseprof.collectors.files.nsys_metrics import Sampled, SampleRow
 from phaseprof.collectors.files.source import Bytes
 from phaseprof.errors import TraceError
+from phaseprof.importing.run import Options, import_files
 from phaseprof.metrics import Metric
+from phaseprof.trace.reader import open_trace
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 BEGAN_NS = 1_700_000_000_000_000_000
@@ -141,7 +143,7 @@ def export(path: Path) -> Path:
 READINGS = {1: 90, 2: 40, 3: 50, 4: 10, 5: 1980, 6: 3}
 
 
-def read(path: Path, tmp: Path) -> dict[int, tuple[Contents, list, Joinery, list[str]]]:
+def read(path: Path, tmp: Path) -> dict[int, tuple[Contents, list[Marker], Joinery, list[str]]]:
     """By process: contents, markers, the joinery, and the damage that showed."""
     found = {}
     with opened(Bytes(path), path, tmp) as database:
@@ -198,7 +200,7 @@ def test_graphs_of_nodes_and_as_a_whole(tmp_path: Path) -> None:
         (nsys.WHOLE_GRAPH, 1): 600,
     }
     assert joinery.names[launches(joinery)[8].name] == "cudaGraphLaunch"
-    assert any("1 replays of CUDA graphs" in each.what for each in contents.lacking)
+    assert any("CUDA graphs (1 launched)" in each.what for each in contents.lacking)
 
 
 def test_ranges_of_engines_and_users_without_those_of_libraries_and_operators(
@@ -405,3 +407,28 @@ def test_the_real_export_of_two_devices(tmp_path: Path) -> None:
     assert {pid: each[2].events for pid, each in read(plain, tmp_path).items()} == {
         pid: each[2].events for pid, each in found.items()
     }
+
+
+def test_an_export_becomes_a_trace_with_a_rank_for_each_process(tmp_path: Path) -> None:
+    trace = tmp_path / "T"
+    trace.mkdir()
+    found = import_files([str(export(tmp_path / "x.sqlite"))], trace, Options())
+    assert [(each.rank, dict(each.passes)) for each in found] == [
+        (0, {"prefill": 1}),
+        (1, {"mixed": 1}),
+    ]
+    assert all(each.joined.between == each.joined.launchless == 0 for each in found)
+    read = open_trace(trace)
+    kernels = read.kernels.to_pylist()
+    passes = {row["pass_id"]: row["phase"] for row in read.passes.to_pylist()}
+    busy_ns: Counter[tuple[str, str]] = Counter()
+    for row in kernels:
+        assert row["source"] == "nsys"
+        busy_ns[passes[row["pass_id"]], row["device"]] += row["end_ns"] - row["start_ns"]
+    assert busy_ns == {("prefill", "cuda:0"): 190, ("mixed", "cuda:1"): 670}
+    samples = read.samples.to_pylist()
+    assert {(row["device"], row["source"], row["start_ns"]) for row in samples} == {
+        ("GPU-aa-0", "nsys", BEGAN_NS + 1000)
+    }
+    assert len(samples) == 6
+    assert {path.name for path in trace.iterdir()} <= {"meta", "kernels", "passes", "samples"}
