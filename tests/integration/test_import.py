@@ -245,6 +245,35 @@ def test_a_forward_without_an_announcement_is_inferred_from_its_stack(tmp_path: 
     assert "a certain label of 1 pass" in said
 
 
+def test_a_recording_of_generate_has_the_passes_that_were_made(tmp_path: Path) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+    )
+    model = LlamaForCausalLM(config).eval()
+    prompt = torch.ones((2, 9), dtype=torch.long)
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recorded:
+        model.generate(prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0)
+    file = tmp_path / "recorded.json"
+    recorded.export_chrome_trace(str(file))
+    trace = imported(tmp_path, file)
+    rows = sorted(trace.passes.to_pylist(), key=lambda row: row["start_ns"])
+    assert [row["phase"] for row in rows] == ["prefill"] + ["decode"] * 4
+    # Both layers of each pass, and its head, multiply matrices: seven and one.
+    for row in rows:
+        own = kernels_of(trace, row["pass_id"])
+        products = [kernel for kernel in own if kernel["name"] == "aten::linear"]
+        assert len(products) == 2 * 7 + 1
+
+
 @pytest.mark.parametrize("name", ["odd-cpu-only", "odd-no-rank", "odd-no-distributed-info"])
 def test_recordings_without_kernels_are_said_to_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
