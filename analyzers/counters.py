@@ -26,7 +26,7 @@ from phaseprof.analyzers.sampled import Series, devices_of, seconds_of, series_o
 from phaseprof.analyzers.solved import SHARE, Scale, Solved
 from phaseprof.analyzers.sureness import figure_of, judged, over_devices
 from phaseprof.analyzers.unmixing import unmix
-from phaseprof.analyzers.weights import Weights, Window
+from phaseprof.analyzers.weights import EDGE_JITTER_NS, Weights, Window
 from phaseprof.analyzers.wording import count
 from phaseprof.errors import NotMeasured
 from phaseprof.metrics import Metric
@@ -283,12 +283,19 @@ def solve(
     kept = work.counted(series.windows, margin_ns)
     windows = tuple(w for w, keep in zip(series.windows, kept, strict=True) if keep)
     values = [v for v, keep in zip(series.values, kept, strict=True) if keep]
-    weights = known.setdefault(windows, Weights(work.timeline, work.groups, windows))
+    # Without device times it is the passes that are placed by milliseconds.
+    jitter_ns = EDGE_JITTER_NS if work.on_host else series.edges.jitter_ns
+    weights = known.setdefault(
+        windows, Weights(work.timeline, work.groups, windows, jitter_ns=jitter_ns)
+    )
     scale = SHARE
     if metric in _RATES:
         largest = max(values, default=0.0) or 1.0
         scale = Scale(largest, math.inf, SHARE.idle, SHARE.between)
-    solved = unmix(weights, values, scale, _HOST_OFFSETS_NS if work.on_host else _OFFSETS_NS)
+    offsets_ns = _HOST_OFFSETS_NS if work.on_host else _OFFSETS_NS
+    solved = unmix(weights, values, scale, offsets_ns, gaps_known=not work.on_host)
+    least = series.edges.least_error * scale.span
+    solved = {label: replace(each, error=each.error + least) for label, each in solved.items()}
     return Solution(use, work, series, len(windows), solved)
 
 

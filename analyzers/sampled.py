@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from phaseprof.analyzers.columns import column, named, names, nearest_ranks, scalar
-from phaseprof.analyzers.weights import Window
+from phaseprof.analyzers.weights import EDGE_JITTER_NS, Window
 from phaseprof.metrics import Metric
 
 #: Windows that are looked at; of more, as many in blocks that are spread over the run. The error of thousands of
@@ -18,8 +18,28 @@ from phaseprof.metrics import Metric
 MOST_WINDOWS = 4_000
 _BLOCKS = 40
 _SECOND_NS = 1_000_000_000
-#: Shorter windows are joined to this length: below, it is the error of their edges that counts.
-_SHORTEST_NS = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """How well a collector knows when its windows begin and end.
+
+    Attributes:
+        jitter_ns: Standard deviation of an edge around the time that it is recorded with.
+        shortest_ns: Shorter windows are joined to this length: below, it is the error of the edges that counts, or that
+            the begin and the end of a pass are unlike its middle.
+    """
+
+    jitter_ns: int
+    shortest_ns: int
+    least_error: float = 0.0
+
+
+#: Samples that the host asks for.
+_ASKED = Edges(EDGE_JITTER_NS, 20_000_000)
+#: By collector: the GPU takes those of `pm` by its own clock, which lies beside that of the host within microseconds.
+#: What is left is where the passes are placed: a pass is called some microseconds before the device begins it.
+_EDGES = {"pm": Edges(50_000, 1_000_000, least_error=0.005)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +54,11 @@ class Series:
     windows: tuple[Window, ...]
     values: tuple[float, ...]
     recorded: int
+
+    @property
+    def edges(self) -> Edges:
+        """How well the windows' edges are known."""
+        return _EDGES.get(self.source, _ASKED)
 
 
 def devices_of(samples: pa.Table) -> tuple[str, ...]:
@@ -85,7 +110,8 @@ def _series(source: str, rows: pa.Table, seconds: pa.Array | None) -> Series:
     start, end = column(rows, "start_ns").take(order), column(rows, "end_ns").take(order)
     values = column(rows, "value").take(order)
     typical_ns = max(*nearest_ranks(pc.subtract(end, start), 0.5), 1.0)
-    joined = max(round(_SHORTEST_NS / typical_ns), 1) if typical_ns < _SHORTEST_NS / 2 else 1
+    shortest_ns = _EDGES.get(source, _ASKED).shortest_ns
+    joined = max(round(shortest_ns / typical_ns), 1) if typical_ns < 0.6 * shortest_ns else 1
     windows: list[Window] = []
     means: list[float] = []
     for begin, length in _blocks(rows.num_rows, MOST_WINDOWS * joined):

@@ -37,12 +37,13 @@ class Errors:
     jitter: float
     unlike: float
     moved: float
+    apart: float = 0.0
 
     @property
     def whole(self) -> float:
         """What is random adds in squares; what pulls to one side adds up."""
         random = math.hypot(self.noise, self.open)
-        return random + self.offset + self.jitter + self.unlike + self.moved
+        return random + self.offset + self.jitter + self.unlike + self.moved + self.apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ def why_insufficient(solved: Solved, limit: float) -> str:
         "the clocks of windows and passes do not agree well enough": parts.offset + parts.jitter,
         "its short and its long passes are too unlike": parts.unlike,
         "the solution lies outside of what is possible": parts.moved,
+        "the begin or the end of its passes is unlike the rest of them": parts.apart,
     }
     return max(causes, key=causes.__getitem__)
 

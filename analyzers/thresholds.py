@@ -165,7 +165,7 @@ RATE_ERROR = Threshold(
 )
 COUNTER_WINDOWS = Threshold(
     "sample windows that have to hold some of a phase",
-    10,
+    6,
     "The spread of fewer windows is not known, and with it no error.",
 )
 COUNTER_BLOCKS = Threshold(

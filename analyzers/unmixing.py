@@ -12,7 +12,9 @@ that can go wrong:
   nearly as well adds what it would change;
 - jitter of the windows' edges, which pulls the values of phases together: bounded from the shares around the edges;
 - passes of one phase that are unlike each other: short and long ones are solved apart, and must give the same mean;
-- bounds: a value outside of what is possible is moved to the bound, and its error grows by the way that it moved.
+- bounds: a value outside of what is possible is moved to the bound, and its error grows by the way that it moved;
+- pauses and the time between passes: solved for, and put at what is expected of them; where the answers exclude each
+  other, the error covers both.
 
 Pure Python: a few thousand windows and at most a dozen labels.
 """
@@ -25,6 +27,7 @@ from itertools import pairwise
 from operator import mul
 from typing import NamedTuple
 
+from phaseprof.analyzers.choosing import choices_of, narrowest, together
 from phaseprof.analyzers.device_time import BETWEEN, IDLE
 from phaseprof.analyzers.solved import Errors, Scale, Solved
 from phaseprof.analyzers.solving import Matrix, Singular, Vector, bounded, inverse, t95, times
@@ -56,7 +59,12 @@ _Z95 = 1.959964
 
 
 def unmix(
-    weights: Weights, values: Sequence[float], scale: Scale, offsets_ns: Sequence[int]
+    weights: Weights,
+    values: Sequence[float],
+    scale: Scale,
+    offsets_ns: Sequence[int],
+    *,
+    gaps_known: bool = True,
 ) -> Mapping[int, Solved]:
     """Solve for the value of each coarse label.
 
@@ -65,6 +73,7 @@ def unmix(
         values: One a window, in the counter's unit.
         scale: What values are possible.
         offsets_ns: Offsets between the clocks that are tried, ascending, 0 among them.
+        gaps_known: Where no pass is placed the device runs none, so that what is expected of that time holds.
 
     Returns:
         By number of the coarse label; those without time in the windows are left out.
@@ -73,21 +82,20 @@ def unmix(
     present = [label for label, column in enumerate(weights.coarse(0)) if sum(column) > 1e-3]
     if not present:
         return {}
-    busy = [label for label in present if label != IDLE]
-    found: dict[int, Solved] = {}
+    choices = choices_of(present, gaps_known)
+    found: dict[int, list[Solved]] = {}
 
-    def keep_narrower(*, fine: bool) -> None:
-        # Of idle time a single pause may tell, or nothing at all: then what is expected of it says more. Either
-        # interval holds, so the narrower one is taken.
-        for labels in (present, busy) if 0 < len(busy) < len(present) else (present,):
+    def solve(*, fine: bool) -> None:
+        # Of idle time a single pause may tell, or nothing at all, and the time between passes may be a fixed share of
+        # a phase's: then what is expected of them says more.
+        for labels in choices:
             for label, each in _Equations(weights, y, scale, labels, fine=fine).solve(offsets_ns):
-                if label not in found or each.error < found[label].error:
-                    found[label] = each
+                found.setdefault(label, []).append(each)
 
-    keep_narrower(fine=False)
-    if any(each.parts.unlike > _ALIKE for each in found.values()):
-        keep_narrower(fine=True)
-    return found
+    solve(fine=False)
+    if any(narrowest(answers).parts.unlike > _ALIKE for answers in found.values()):
+        solve(fine=True)
+    return {label: together(answers, scale) for label, answers in found.items()}
 
 
 class _Fit(NamedTuple):
@@ -120,8 +128,8 @@ class _Equations:
 
     Args:
         weights: Of the windows. y: Values, in spans. scale: Of the counter.
-        labels: The coarse labels that are solved for. Where idle time is none of them, it has the value that is
-            expected of it.
+        labels: The coarse labels that are solved for. Where idle time or that between passes is none of them, it has
+            the value that is expected of it.
         fine: Short and long passes of a phase are unknowns of their own, of which its value is the mean.
     """
 
@@ -133,7 +141,7 @@ class _Equations:
         self._scale = scale
         self._labels = labels
         self._fine = fine
-        self._free_idle = IDLE in labels
+        self._fixed = [label for label in (IDLE, BETWEEN) if label not in labels]
         self._unknowns = [(label, part) for label in labels for part in self._parts_of(label)]
         self._variance = _FIRST_NOISE**2
         freedom = max(len(y) - len(self._unknowns), 1)
@@ -168,13 +176,24 @@ class _Equations:
         """The fits for all offsets, and the best one: where it is the last of them, more are tried beyond it."""
         fits = {offset: self._fit(offset) for offset in offsets_ns}
         step = min((b - a for a, b in pairwise(offsets_ns)), default=0)
+
+        def best_of() -> int:
+            return min(fits, key=lambda offset: (fits[offset].residual, abs(offset)))
+
         while True:
-            best = min(fits, key=lambda offset: (fits[offset].residual, abs(offset)))
+            best = best_of()
             beyond = best + step if best > 0 else best - step
             outermost = best in (min(fits), max(fits)) and len(fits) > 1
             if not outermost or len(fits) >= _MOST_OFFSETS or _as_good(fits[0], fits[best]):
-                return fits, best
+                break
             fits[beyond] = self._fit(beyond)
+        # Edges that are known better than the steps say between them as well.
+        while step > 2 * self._weights.jitter_ns:
+            step //= 2
+            best = best_of()
+            for beside in (best - step, best + step):
+                fits[beside] = self._fit(beside)
+        return fits, best_of()
 
     def _solved(
         self, fit: _Fit, i: int, offset_ns: int, value: float, errors: Errors, blocks: float
@@ -208,17 +227,12 @@ class _Equations:
     def _fit_unknowns(
         self, offset_ns: int, labels: Sequence[int], unknowns: Sequence[tuple[int, int | None]]
     ) -> _Fit:
-        coarse, fine = self._weights.coarse(offset_ns), self._weights.fine(offset_ns)
-        columns = [coarse[label] if part is None else fine[part] for label, part in unknowns]
+        coarse = self._weights.coarse(offset_ns)
+        columns, plain = self._weights.products(offset_ns, tuple(unknowns))
         y = self._y
-        if not self._free_idle:
-            mean = self._scale.idle[0]
-            y = [value - share * mean for value, share in zip(y, coarse[IDLE], strict=True)]
-        n = len(columns)
-        plain = [[0.0] * n for _ in range(n)]
-        for i in range(n):
-            for j in range(i + 1):
-                plain[i][j] = plain[j][i] = sum(map(mul, columns[i], columns[j]))
+        for label in self._fixed:
+            mean = self._prior(label)[0]
+            y = [value - share * mean for value, share in zip(y, coarse[label], strict=True)]
         plain_right = [sum(map(mul, column, y)) for column in columns]
         matrix, right = [list(row) for row in plain], list(plain_right)
         for i, (label, _) in enumerate(unknowns):
@@ -254,10 +268,10 @@ class _Equations:
             each * self._variance / self._prior(label)[1]
             for each, (label, _) in zip(spread, self._unknowns, strict=True)
         ]
-        if not self._free_idle:
-            idle = self._weights.coarse(offset_ns)[IDLE]
-            shared = [sum(map(mul, column, idle)) for column in fit.columns]
-            parts.append(sum(map(mul, spread, shared)) * self._scale.idle[1])
+        for fixed in self._fixed:
+            share = self._weights.coarse(offset_ns)[fixed]
+            shared = [sum(map(mul, column, share)) for column in fit.columns]
+            parts.append(sum(map(mul, spread, shared)) * self._prior(fixed)[1])
         size: float = math.hypot(*parts)
         return size
 

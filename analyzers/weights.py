@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import mul
 from typing import NamedTuple
 
 from phaseprof.analyzers.device_time import Timeline
@@ -19,6 +20,8 @@ class Window(NamedTuple):
     end_ns: int
 
 
+#: A coarse label, and one of its fine ones or None for all of them.
+Unknown = tuple[int, int | None]
 #: Shares of the coarse labels, and of the fine ones.
 Shares = tuple[list[float], list[float]]
 
@@ -47,6 +50,9 @@ class Weights:
         self.windows = windows
         self._fine: dict[int, list[list[float]]] = {}
         self._coarse: dict[int, list[list[float]]] = {}
+        self._products: dict[
+            tuple[int, tuple[Unknown, ...]], tuple[list[list[float]], list[list[float]]]
+        ] = {}
 
     def fine(self, offset_ns: int) -> list[list[float]]:
         """One column a fine label; passes ran on the device at their times plus the offset, by the windows' clock."""
@@ -70,6 +76,22 @@ class Weights:
                 for group in self.groups
             ]
         return self._coarse[offset_ns]
+
+    def products(
+        self, offset_ns: int, unknowns: tuple[Unknown, ...]
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """The columns of unknowns, and the products of each two of them."""
+        key = offset_ns, unknowns
+        if key not in self._products:
+            coarse, fine = self.coarse(offset_ns), self.fine(offset_ns)
+            columns = [coarse[label] if part is None else fine[part] for label, part in unknowns]
+            n = len(columns)
+            found = [[0.0] * n for _ in range(n)]
+            for i in range(n):
+                for j in range(i + 1):
+                    found[i][j] = found[j][i] = sum(map(mul, columns[i], columns[j]))
+            self._products[key] = columns, found
+        return self._products[key]
 
     def edges(self, offset_ns: int) -> Iterator[tuple[float, Shares, Shares]]:
         """The length of each window in ns, and the shares around its begin and around its end, coarse and fine."""

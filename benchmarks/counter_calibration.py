@@ -41,9 +41,10 @@ from phaseprof.phases import Phase  # noqa: E402
 Windows = list[tuple[int, int, float]]
 
 
-def tally(draw: Draw, found: Counter[str]) -> None:
+def tally(draw: Draw, found: Counter[str], source: str = "gpm") -> None:
     """Count one run's phases."""
-    solution = solved_for(draw.script.passes, draw.windows)
+    passes = draw.script.passes if draw.passes is None else draw.passes
+    solution = solved_for(passes, draw.windows, source)
     for name in sorted({ran.phase for ran in draw.script.passes}):
         phase, truth = Phase(name), draw.script.truth(name)
         figure = solution.figure(Metric.SM_ACTIVE, phase)
@@ -69,6 +70,17 @@ def lengths(random: Random, passes: Sequence[Ran]) -> list[Ran]:
         value = min(max(ran.value + 0.15 * math.log10(times), 0.0), 1.0)
         found.append(Ran(at, end, ran.phase, value))
         at = end + 0.3 * MS
+    return found
+
+
+def ends(random: Random, passes: Sequence[Ran]) -> list[Ran]:
+    """The last tenth of each pass does up to 40 points more or less than the rest of it."""
+    change = {name: random.uniform(-0.4, 0.4) for name in ("prefill", "decode", "mixed")}
+    found = []
+    for ran in passes:
+        cut = ran.end - 0.1 * (ran.end - ran.start)
+        value = min(max(ran.value + change[ran.phase], 0.0), 1.0)
+        found += [replace(ran, end=cut), replace(ran, start=cut, value=value)]
     return found
 
 
@@ -113,6 +125,7 @@ DISTURBED: dict[
     ],
 ] = {
     "prompts of three lengths": (lengths, {}, None),
+    "passes that end unlike they begin": (ends, {}, None),
     "a step in the run": (step, {}, None),
     "noise that wanders": (None, {"noise": 0.0}, wandering),
     "outliers": (None, {}, outliers),
@@ -130,7 +143,28 @@ def disturbed(name: str, seed: int) -> Draw:
     script = Script(passes, draw.script.idle, draw.script.between)
     how = {"noise": 0.02, "jitter": 0.5 * MS, "offset": random.uniform(-3, 3) * MS, **sampling}
     windows = script.sampled(random, **how)
-    return Draw(script, windows if spoil is None else spoil(random, windows), False)
+    windows = windows if spoil is None else spoil(random, windows)
+    # A trace has whole passes.
+    return Draw(script, windows, False, draw.script.passes if change is ends else None)
+
+
+def sharp(seed: int) -> Draw:
+    """One draw as `pm` samples it: windows of 1 ms with edges that are good to microseconds, 40 times 100 of them."""
+    draw, random = drawn(seed), Random(seed)
+    passes = ends(random, draw.script.passes) if seed % 2 else draw.script.passes
+    script = Script(passes, draw.script.idle, draw.script.between)
+    offset, noise = random.uniform(-0.2, 0.2) * MS, random.choice((0.0, 0.01, 0.02))
+    windows: Windows = []
+    for block in range(40):
+        begin = block * max(script.end - 100 * MS, 0.0) / 39
+        for i in range(100):
+            start = begin + i * MS
+            if windows and start < windows[-1][1]:
+                continue
+            edges = [round(at + offset + random.gauss(0, 0.02) * MS) for at in (start, start + MS)]
+            value = script.mean(start, start + MS) + random.gauss(0, noise)
+            windows.append((edges[0], edges[1], min(max(value, 0.0), 1.0)))
+    return Draw(script, windows, draw.plain, draw.script.passes)
 
 
 def shares(found: Counter[str]) -> dict[str, float | int]:
@@ -174,6 +208,10 @@ def main() -> None:
         for seed in range(arguments.first, arguments.first + each):
             tally(disturbed(name, seed), of_kind)
         result["disturbed"][name] = shares(of_kind)
+    of_pm: Counter[str] = Counter()
+    for seed in range(arguments.first, arguments.first + each):
+        tally(sharp(seed), of_pm, "pm")
+    result["windows of 1 ms"] = shares(of_pm)
     result["seconds"] = round(time.perf_counter() - begun, 1)
     text = json.dumps(result, indent=1)
     print(text)

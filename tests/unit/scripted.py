@@ -198,10 +198,12 @@ def passes_table(passes: Sequence[Ran]) -> pa.Table:
     )
 
 
-def solved_for(passes: Sequence[Ran], windows: Sequence[tuple[int, int, float]]) -> Solution:
+def solved_for(
+    passes: Sequence[Ran], windows: Sequence[tuple[int, int, float]], source: str = "gpm"
+) -> Solution:
     """What `analyzers.counters` makes of one counter's windows, in ns from the start of the run."""
     series = Series(
-        "gpm",
+        source,
         tuple(Window(START_NS + start, START_NS + end) for start, end, _ in windows),
         tuple(value for _, _, value in windows),
         len(windows),
@@ -290,11 +292,13 @@ class Draw:
 
     Attributes:
         plain: Nothing speaks against a sure answer: 20 s, moderate noise, enough of every phase.
+        passes: As a trace has them, where the script cuts them into parts that do different things.
     """
 
     script: Script
     windows: list[tuple[int, int, float]]
     plain: bool
+    passes: Sequence[Ran] | None = None
 
 
 def drawn(seed: int) -> Draw:
