@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +47,15 @@ def profile(
             help="Sequences per call (vLLM: requests at once): one size or several.",
         ),
     ] = "1",
-    repeats: Annotated[int, typer.Option(metavar="N", help="Calls per batch size.")] = 8,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Calls per batch size. Default: 8; where counters of a GPU are sampled, as many more as take 12 s for "
+            "each batch size.",
+            show_default=False,
+        ),
+    ] = None,
     warmup: Annotated[
         int, typer.Option(metavar="N", help="Calls per batch size that run first and do not count.")
     ] = 1,
@@ -159,7 +167,7 @@ def profile(
     Ctrl-C ends the run early and reports what was recorded.
     """
     from phaseprof.launch.output import check_output
-    from phaseprof.workload.generate import WorkloadPlan
+    from phaseprof.workload.generate import REPEATS, WorkloadPlan
     from phaseprof.workload.vllm_plan import EngineOptions, parse_speculate
 
     plan = WorkloadPlan(
@@ -167,7 +175,7 @@ def profile(
         new_tokens=new_tokens,
         batches=parse_batches(batch),
         warmup=warmup,
-        repeats=repeats,
+        repeats=REPEATS if repeats is None else repeats,
         seed=seed,
         cache_implementation=cache,
     )
@@ -197,6 +205,8 @@ def profile(
 
         require_vllm()
         place = choose_vllm_place(device, dtype)
+        if repeats is None and not place.cpu:
+            plan = _long_enough(plan, collected)
         report, outcome = profile_vllm(
             VllmRun(
                 model, model_config, plan, options, place, threads, output, calibrate, collected
@@ -211,9 +221,21 @@ def profile(
 
         placement = choose_placement(device, dtype, attn)
         require_transformers()
+        if repeats is None and placement.device != "cpu":
+            plan = _long_enough(plan, collected)
         subject = _get_model(model, model_config, placement, seed, progress)
         result = _measure(subject, plan, placement, output, calibrate, progress, collected)
     _end(result.report, result.outcome, as_json)
+
+
+def _long_enough(plan: WorkloadPlan, collect: str | None) -> WorkloadPlan:
+    """The plan, to run until there are samples of every phase where a GPU is sampled."""
+    from phaseprof.collectors.gpu_counters import samples_gpus
+    from phaseprof.workload.generate import SAMPLED_S
+
+    if not samples_gpus(collect):
+        return plan
+    return replace(plan, least_s=SAMPLED_S * len(plan.batches))
 
 
 def _end(report: PrintableReport, outcome: WorkloadOutcome, as_json: bool) -> None:
@@ -336,9 +358,8 @@ def _measure(
 
 def _one_line(subject: _Subject, plan: WorkloadPlan, placement: Placement) -> str:
     batches = ", ".join(str(batch) for batch in plan.batches)
-    calls = plan.repeats * len(plan.batches)
     return (
-        f"profiling {subject.name} on {placement.device} in {placement.dtype}: {calls} calls of "
+        f"profiling {subject.name} on {placement.device} in {placement.dtype}: {plan.amount()} of "
         f"{plan.prompt_tokens} prompt + {plan.new_tokens} new tokens, batch {batches}"
     )
 

@@ -171,7 +171,7 @@ def _one_line(run: VllmRun, name: str) -> str:
     device = "cpu" if run.place.cpu else "cuda"
     return (
         f"profiling {name} with vLLM on {device} in {run.place.dtype}: "
-        f"{plan.repeats * len(plan.batches)} calls of {plan.prompt_tokens} prompt + {plan.new_tokens} new tokens, "
+        f"{plan.amount()} of {plan.prompt_tokens} prompt + {plan.new_tokens} new tokens, "
         f"{batches} at once"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from phaseprof.errors import ModelError, UsageError
 from phaseprof.workload import Progress, silent
 from phaseprof.workload.load import one_line
+from phaseprof.workload.rounds import Rounds
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,12 @@ CACHES = ("dynamic", "offloaded", "quantized", *STATIC_CACHES)
 #: New tokens of a warm-up request, and of one whose operators are recorded: enough to see decoding.
 FEW_TOKENS = 4
 
+#: Calls per batch size, unless they are asked for.
+REPEATS = 8
+#: Seconds that they take at least for each batch size where counters of a GPU are sampled, unless they are asked for:
+#: a hundred windows, of which twenty hold some of a prefill. docs/counters.md has what is sure after how long.
+SAMPLED_S = 12.0
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
@@ -30,7 +38,9 @@ class WorkloadPlan:
         new_tokens: Tokens that every sequence generates; an end-of-sequence token does not end it earlier.
         batches: Sequences per call of ``generate``, one entry a batch size.
         warmup: Calls per batch size that are run first and not counted.
-        repeats: Calls per batch size that are counted.
+        repeats: Calls per batch size that are counted, at least.
+        least_s: Seconds that the counted calls take at least: rounds over the batch sizes go on until then. 0 for
+            `repeats` alone.
         seed: Seed of the prompts.
         cache_implementation: As ``generate`` names it; None for the model's default.
 
@@ -42,9 +52,10 @@ class WorkloadPlan:
     new_tokens: int = 64
     batches: tuple[int, ...] = (1,)
     warmup: int = 1
-    repeats: int = 8
+    repeats: int = REPEATS
     seed: int = 0
     cache_implementation: str | None = None
+    least_s: float = 0.0
 
     def __post_init__(self) -> None:
         _at_least(1, "prompt tokens", self.prompt_tokens)
@@ -52,6 +63,8 @@ class WorkloadPlan:
         _at_least(0, "warm-up calls", self.warmup)
         _at_least(1, "repeats", self.repeats)
         _at_least(0, "seed", self.seed)
+        if not 0 <= self.least_s < math.inf:
+            raise UsageError(f"Seconds: {self.least_s:g} is no length of time.")
         if not self.batches:
             raise UsageError("No batch size is given.", "Name at least one, for example 1,4,16.")
         for batch in self.batches:
@@ -70,7 +83,14 @@ class WorkloadPlan:
         """The plan as plain values, for the trace's meta file."""
         facts = asdict(self)
         facts["batch"] = list(facts.pop("batches"))
+        if not self.least_s:
+            del facts["least_s"]
         return facts
+
+    def amount(self) -> str:
+        """How many calls there will be, in words."""
+        calls = f"{self.repeats * len(self.batches)} calls"
+        return f"{calls} or more, for {self.least_s:g} s," if self.least_s else calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +99,7 @@ class WorkloadOutcome:
 
     Attributes:
         calls: Calls of ``generate`` that were counted and ended.
-        planned: Calls that were to be counted.
+        planned: Calls that were to be counted; where time decides, about so many.
         interrupted: Whether Ctrl-C ended the run early.
     """
 
@@ -113,33 +133,29 @@ def check_fits(model: torch.nn.Module, plan: WorkloadPlan) -> None:
 def run_workload(
     model: torch.nn.Module, plan: WorkloadPlan, *, progress: Progress = silent
 ) -> WorkloadOutcome:
-    """Run the requests: warm-up first, then `repeats` rounds over the batch sizes.
+    """Run the requests: warm-up first, then `Rounds` over the batch sizes.
 
-    Rounds mix the batch sizes, so that a clock that drifts reaches all of them alike. Ctrl-C ends the run and keeps
-    what was recorded.
+    Ctrl-C ends the run and keeps what was recorded.
 
     Raises:
         ModelError: If the model fails; passes recorded up to then are kept.
     """
     from phaseprof.session import warmup
 
-    planned = plan.repeats * len(plan.batches)
-    calls = 0
+    rounds = Rounds(plan.batches, plan.repeats, plan.least_s)
     try:
         prompts = _Prompts(model, plan)
         for number, batch in enumerate(plan.batches * plan.warmup):
             progress(f"Warm-up, batch {batch}", number, len(plan.batches) * plan.warmup)
             with warmup():
                 _generate(model, prompts, batch, plan, _warmup_tokens(plan))
-        for _ in range(plan.repeats):
-            for batch in plan.batches:
-                progress(f"Generating, batch {batch}", calls, planned)
-                _generate(model, prompts, batch, plan, plan.new_tokens)
-                calls += 1
-        progress("Generating", planned, planned)
+        for batch in rounds:
+            progress(f"Generating, batch {batch}", rounds.calls, rounds.planned)
+            _generate(model, prompts, batch, plan, plan.new_tokens)
+        progress("Generating", rounds.calls, rounds.planned)
     except KeyboardInterrupt:
-        return WorkloadOutcome(calls=calls, planned=planned, interrupted=True)
-    return WorkloadOutcome(calls=calls, planned=planned, interrupted=False)
+        return WorkloadOutcome(rounds.calls, rounds.planned, interrupted=True)
+    return WorkloadOutcome(rounds.calls, rounds.planned, interrupted=False)
 
 
 def run_few_tokens(model: torch.nn.Module, plan: WorkloadPlan) -> None:

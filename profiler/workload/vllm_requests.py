@@ -9,6 +9,7 @@ from typing import Any
 from phaseprof.errors import ModelError
 from phaseprof.workload import Progress, silent
 from phaseprof.workload.generate import FEW_TOKENS, WorkloadOutcome, WorkloadPlan, special_tokens
+from phaseprof.workload.rounds import Rounds
 from phaseprof.workload.vllm_engine import EngineOutput, failed_to_generate
 
 
@@ -20,7 +21,7 @@ def run_requests(
     share_prefix: bool = False,
     progress: Progress = silent,
 ) -> WorkloadOutcome:
-    """Run the requests: warm-up first, then `repeats` rounds over the batch sizes. Ctrl-C ends the run early.
+    """Run the requests: warm-up first, then `Rounds` over the batch sizes. Ctrl-C ends the run early.
 
     Args:
         engine: A `vllm.LLM`.
@@ -34,23 +35,20 @@ def run_requests(
     """
     from phaseprof.session import warmup
 
-    planned = plan.repeats * len(plan.batches)
-    calls = 0
+    rounds = Rounds(plan.batches, plan.repeats, plan.least_s)
     try:
         draw = _prompts(engine, plan, share_prefix)
         for number, batch in enumerate(plan.batches * plan.warmup):
             progress(f"Warm-up, batch {batch}", number, len(plan.batches) * plan.warmup)
             with warmup():
                 _generate(engine, draw(batch), min(plan.new_tokens, FEW_TOKENS), output)
-        for _ in range(plan.repeats):
-            for batch in plan.batches:
-                progress(f"Generating, batch {batch}", calls, planned)
-                _generate(engine, draw(batch), plan.new_tokens, output)
-                calls += 1
-        progress("Generating", planned, planned)
+        for batch in rounds:
+            progress(f"Generating, batch {batch}", rounds.calls, rounds.planned)
+            _generate(engine, draw(batch), plan.new_tokens, output)
+        progress("Generating", rounds.calls, rounds.planned)
     except KeyboardInterrupt:
-        return WorkloadOutcome(calls=calls, planned=planned, interrupted=True)
-    return WorkloadOutcome(calls=calls, planned=planned, interrupted=False)
+        return WorkloadOutcome(rounds.calls, rounds.planned, interrupted=True)
+    return WorkloadOutcome(rounds.calls, rounds.planned, interrupted=False)
 
 
 def run_few_requests(engine: Any, plan: WorkloadPlan, output: EngineOutput) -> None:
