@@ -160,6 +160,8 @@ def _insufficient(rows: Sequence[Row], width: int) -> list[Text]:
                 by_reason.setdefault(figure.reason, []).append(column.title)
         for reason, titles in by_reason.items():
             told.append(f"{row.label} {', '.join(titles)}: {reason}")
+    if told:
+        told.append("docs/counters.md says what helps against each")
     return keyed("Insufficient", told, width, paint=plain("yellow"))
 
 
