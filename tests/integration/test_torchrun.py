@@ -245,7 +245,8 @@ def test_a_rank_that_becomes_known_late_is_followed(tensor_parallel: tuple[Path,
         # The pass before it joined is with the others.
         assert models == ["LlamaForCausalLM-1", *["LlamaForCausalLM-2"] * 24]
     parts = sorted(str(p.parent.relative_to(folder / "t")) for p in (folder / "t").rglob("part-*"))
-    assert parts == ["passes/rank=0", "passes/rank=1", "requests/rank=0", "requests/rank=1"]
+    tables = ("passes", "requests", "samples")
+    assert parts == [f"{table}/rank={rank}" for table in tables for rank in (0, 1)]
 
 
 def test_the_labels_of_a_split_model_are_those_of_a_whole_one(

@@ -163,12 +163,13 @@ class Anything:
     start_ns: int
     end_ns: int
     source: str
+    launched_ns: int | None
 
 
 def test_rows_become_a_table() -> None:
     rows = [
-        Anything(None, "mm", Colour.RED, 3, 5, 7, "torch"),
-        Anything(1, "", "x", None, 0, 0, ""),
+        Anything(None, "mm", Colour.RED, 3, 5, 7, "torch", 4),
+        Anything(1, "", "x", None, 0, 0, "", None),
     ]
     table = to_arrow(iter(rows), KERNELS.arrow)  # type: ignore[arg-type]
     table.validate(full=True)
@@ -181,6 +182,7 @@ def test_rows_become_a_table() -> None:
             "start_ns": 5,
             "end_ns": 7,
             "source": "torch",
+            "launched_ns": 4,
         },
         {
             "pass_id": 1,
@@ -190,6 +192,7 @@ def test_rows_become_a_table() -> None:
             "start_ns": 0,
             "end_ns": 0,
             "source": "",
+            "launched_ns": None,
         },
     ]
 
