@@ -62,7 +62,7 @@ class Damage:
     Attributes:
         events_lost: Events, or pieces of what may have been some, that could not be read.
         bytes_lost: Bytes that they took.
-        events_repaired: Events in pieces that had to be repaired to be read.
+        events_repaired: Events, or pieces of the file with many, that had to be repaired to be read.
         truncated: The list of events does not end.
         wrappings: What is wrong with the bytes themselves, as clauses.
     """
@@ -184,6 +184,8 @@ class ChromeTrace:
                 continue
             if isinstance(found, dict):
                 self.header.update(found)
+                if not _is_text(text) or candidate is not text:
+                    self.damage.events_repaired += 1
                 return
         self.damage.events_lost += 1
         self.damage.bytes_lost += len(text)
@@ -198,8 +200,12 @@ class ChromeTrace:
             return
         for _ in range(_TRIES if end is not None else 0):
             assert end is not None
-            events = _try(held[:end])
+            piece = held[:end]
+            events = _try(piece)
             if events is not None:
+                if not _is_text(piece):
+                    # Keys, and values that nobody asks for, are decoded whatever their bytes are.
+                    self.damage.events_repaired += 1
                 yield events
                 held = _NEXT_EVENT.sub(b"", held[end:], count=1)
                 if last:
@@ -249,12 +255,16 @@ class ChromeTrace:
             gap = _NEXT_EVENT.match(held, place)
             place = gap.end() if gap is not None else place
             here = held[place : place + 1]
+            if here == b"{" and found and gap is not None and b"," not in gap[0]:
+                self.damage.events_repaired += 1
             if here == b"]":
                 self._ended, self._rest = True, held[place + 1 :]
                 break
             end = self._object_end(held, place) if here == b"{" else None
             event = None if end is None else _try_one(held[place:end])
             if end is not None and event is not None:
+                if not _is_text(held[place:end]):
+                    self.damage.events_repaired += 1
                 found.append(event)
                 place = end
                 continue
@@ -308,6 +318,16 @@ def _try(events: bytes) -> list[Event] | None:
         return _DECODE(b"[" + events + b"]")
     except _ERRORS:
         return None
+
+
+def _is_text(piece: bytes) -> bool:
+    if piece.isascii():
+        return True
+    try:
+        piece.decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _try_one(event: bytes) -> Event | None:
