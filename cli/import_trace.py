@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phaseprof.cli.options import Output
+
 if TYPE_CHECKING:
     from phaseprof.importing.run import RankFound
     from phaseprof.phases import Phase
@@ -23,16 +25,7 @@ def import_trace(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="TRACE",
-            help="Folder of the trace, new or empty. Default: ./phaseprof-<local time>.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Output = None,
     annotation: Annotated[
         list[str] | None,
         typer.Option(

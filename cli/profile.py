@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phaseprof.cli.options import Collect, Output
 from phaseprof.cli.render.progress import TerminalProgress
 from phaseprof.collectors import known
 from phaseprof.errors import CalibrationError, EmptyRunError, UsageError
@@ -137,20 +138,8 @@ def profile(
         int,
         typer.Option(metavar="N", help="vLLM: ranks that share each layer.", rich_help_panel=_VLLM),
     ] = 1,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="TRACE",
-            help="Folder for the trace, new or empty. Default: ./phaseprof-<local time>.",
-            show_default=False,
-        ),
-    ] = None,
-    collect: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help=known.help_text(), show_default=False),
-    ] = None,
+    output: Output = None,
+    collect: Collect = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of text.")
     ] = False,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from phaseprof.cli.options import Collect, Output
 from phaseprof.cli.render import errors
 from phaseprof.collectors import known
 from phaseprof.errors import PhaseprofError
@@ -27,20 +28,8 @@ def run(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="TRACE",
-            help="Folder for the trace, new or empty. Default: ./phaseprof-<local time>.",
-            show_default=False,
-        ),
-    ] = None,
-    collect: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help=known.help_text(), show_default=False),
-    ] = None,
+    output: Output = None,
+    collect: Collect = None,
     report: Annotated[
         bool, typer.Option(help="Print the report to stderr when the command has ended.")
     ] = True,

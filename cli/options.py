@@ -1,0 +1,27 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phaseprof.collectors import known
+
+#: `-o TRACE`.
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="TRACE",
+        help="Folder for the trace, new or empty. Default: ./phaseprof-<local time>.",
+        show_default=False,
+    ),
+]
+
+#: `--collect NAMES`.
+Collect = Annotated[
+    str | None, typer.Option(metavar="NAMES", help=known.help_text(), show_default=False)
+]
