@@ -171,6 +171,25 @@ class AdapterCost:
 
 
 @dataclass(frozen=True, slots=True)
+class MatmulCost:
+    """Identical matrices that every token of a pass is multiplied with.
+
+    Attributes:
+        role: What they are for: ``qkv``, ``o``, ``gate_up``, ``down``, ``router``, ``latent``, ``other``, or
+            ``lm_head``, which is multiplied with the positions that need logits.
+        count: How many there are, over all layers.
+        inputs, outputs: Of one: its k and n.
+        weight_bytes: Of one, as it is stored, with scales and biases.
+    """
+
+    role: str
+    count: int
+    inputs: int
+    outputs: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCost:
     """What one pass of a model costs, per token, per attended pair and per pass.
 
@@ -204,6 +223,10 @@ class ModelCost:
             negative where a class token needs less than another one.
         counted: The FLOPs come from torch's counter on a stand-in without data, and not from a closed form.
         adapter: What the adapter of a request adds, where each may have its own; None where there is no room for any.
+        matmuls: The matrices behind ``linear_flops_per_token`` and ``head_flops_per_token``, grouped; empty if they
+            were not recorded one by one. What they leave out of the two (a router inside of a mixer) has no shape.
+        hidden_size: Width of the hidden state; 0 if it was not recorded.
+        norms: Norms over the hidden state in a pass; 0 if they were not recorded.
     """
 
     linear_flops_per_token: int
@@ -226,6 +249,9 @@ class ModelCost:
     counted: bool = False
     row_flops: int = 0
     adapter: AdapterCost | None = None
+    matmuls: tuple[MatmulCost, ...] = ()
+    hidden_size: int = 0
+    norms: int = 0
 
     @property
     def covered(self) -> bool:
@@ -255,6 +281,7 @@ class ModelCost:
         fields["experts"] = _groups(ExpertsCost, fields.get("experts", ()))
         fields["states"] = _groups(StateCost, fields.get("states", ()))
         fields["cross"] = _groups(CrossAttentionCost, fields.get("cross", ()))
+        fields["matmuls"] = _groups(MatmulCost, fields.get("matmuls", ()))
         fields["not_covered"] = tuple(fields.get("not_covered", ()))
         fields["stored"] = tuple((str(d), int(size)) for d, size in fields.get("stored", ()))
         adapter = fields.get("adapter")

@@ -239,7 +239,7 @@ def _absorbed_flops(cost: ModelCost, rows: Sequence[Rows]) -> int:
     flops = 0
     for group in cost.attention:
         if group.absorbed_query_tokens:
-            reach = _Reach(group.window_tokens, group.chunk_tokens, group.causal)
+            reach = Reach(group.window_tokens, group.chunk_tokens, group.causal)
             flops += (
                 group.layers
                 * (group.absorbed_flops_per_pair - group.flops_per_pair)
@@ -344,7 +344,7 @@ def _plus(figure: int | None, more: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
+class Reach:
     """What a query may attend to."""
 
     window: int | None
@@ -364,11 +364,11 @@ class _Reach:
 
 
 @lru_cache(maxsize=64)
-def _attention(cost: ModelCost) -> tuple[tuple[_Reach, int], ...]:
+def _attention(cost: ModelCost) -> tuple[tuple[Reach, int], ...]:
     """(reach, FLOPs for each pair summed over the layers with it)."""
-    merged: dict[_Reach, int] = {}
+    merged: dict[Reach, int] = {}
     for group in cost.attention:
-        reach = _Reach(group.window_tokens, group.chunk_tokens, group.causal)
+        reach = Reach(group.window_tokens, group.chunk_tokens, group.causal)
         merged[reach] = merged.get(reach, 0) + group.layers * group.flops_per_pair
     return tuple(merged.items())
 
