@@ -21,8 +21,8 @@ from phaseprof.clock import Clock
 from phaseprof.errors import NotMeasured
 from phaseprof.events import PASSES, Event, PassSeen, RawPass
 from phaseprof.process import ProcessPlace, first_pass_id
-from phaseprof.records import Kernel, Sample
-from phaseprof.schema import KERNELS, SAMPLES
+from phaseprof.records import Call, Kernel, Sample
+from phaseprof.schema import CALLS, KERNELS, SAMPLES
 from phaseprof.settling.settler import Settler
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.writer import TraceWriter, to_arrow
@@ -89,6 +89,7 @@ class Recorder:
         self._kernels: deque[tuple[float, Sequence[Kernel]]] = deque()
         self._windows: dict[int, PassWindow] = {}
         self._samples: deque[Sequence[Sample]] = deque()
+        self._calls: deque[Call] = deque()
         self._meta_due = threading.Event()
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -141,6 +142,10 @@ class Recorder:
     def put_samples(self, rows: Sequence[Sample]) -> None:
         """Add counter samples."""
         self._samples.append(rows)
+
+    def put_call(self, row: Call) -> None:
+        """Add a call of the workload that has ended."""
+        self._calls.append(row)
 
     @property
     def emit(self) -> Callable[[Event | RawPass], None]:
@@ -259,6 +264,9 @@ class Recorder:
         while self._samples:
             rows = self._samples.popleft()
             self._open_writer().put_rows("samples", to_arrow(rows, SAMPLES.arrow))
+        if self._calls:
+            ended = [self._calls.popleft() for _ in range(len(self._calls))]
+            self._open_writer().put_rows("calls", to_arrow(ended, CALLS.arrow))
         if not self._kernels:
             return
         # The passes came before their kernels.
@@ -321,7 +329,7 @@ class Recorder:
 
     def _guard(self, step: Callable[[], None]) -> None:
         if self._broken:
-            for waiting in (self._queue, self._samples, self._kernels):
+            for waiting in (self._queue, self._samples, self._kernels, self._calls):
                 waiting.clear()
             # Nobody has to wait for what will not be written.
             self._flushed.set()

@@ -37,6 +37,17 @@ class Finish(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class CallKind(enum.StrEnum):
+    """Why `phaseprof profile` made a call."""
+
+    #: To get ready: it does not count.
+    WARMUP = "warmup"
+    #: To be measured.
+    COUNTED = "counted"
+    #: To look at what runs, with a collector that slows it.
+    LOOK = "look"
+
+
 class Slice(NamedTuple):
     """The part of a pass that belongs to one sequence. Field names are those of the trace. A step of an engine has
     hundreds of them, hence no dataclass.
@@ -186,3 +197,24 @@ class Sample:
     source: str
     metric: str
     value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the workload of `phaseprof profile`: a row of the `calls` table. Only those that ended are recorded.
+
+    Attributes:
+        kind: Why it was made.
+        prompt_tokens, new_tokens: Of each of its sequences.
+        sequences: How many at once.
+        repeat: Its number among the calls of its kind and size, from 0.
+        start_ns, end_ns: When it was made and when it returned, Unix ns: the passes in between are its own.
+    """
+
+    kind: CallKind
+    prompt_tokens: int
+    new_tokens: int
+    sequences: int
+    repeat: int
+    start_ns: int
+    end_ns: int

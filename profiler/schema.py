@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from phaseprof.phases import Phase, Role, TagSource
-from phaseprof.records import Finish, Warmup
+from phaseprof.records import CallKind, Finish, Warmup
 
 #: Raised when a column changes its meaning or goes away. New columns do not raise it.
 SCHEMA_VERSION = 1
@@ -393,7 +393,26 @@ SAMPLES = TableSpec(
     ),
 )
 
-TABLES: tuple[TableSpec, ...] = (PASSES, REQUESTS, STEPS, KERNELS, SAMPLES)
+CALLS = TableSpec(
+    name="calls",
+    row="one call that `phaseprof profile` made, and that ended: the passes that lie within it are its own",
+    key="",
+    columns=(
+        Column("kind", _TEXT, f"Why: {_values(CallKind)}."),
+        Column("prompt_tokens", _I64, "Prompt tokens of each of its sequences."),
+        Column("new_tokens", _I64, "Tokens that each of them generates."),
+        Column("sequences", _I64, "Sequences, or requests, at once."),
+        Column(
+            "repeat",
+            _I64,
+            "Number of the call among those of its kind and size, from 0; a run that goes on goes on counting.",
+        ),
+        Column("start_ns", _I64, "When it was made, Unix ns."),
+        Column("end_ns", _I64, "When it returned, Unix ns."),
+    ),
+)
+
+TABLES: tuple[TableSpec, ...] = (PASSES, REQUESTS, STEPS, KERNELS, SAMPLES, CALLS)
 
 
 def markdown() -> str:

@@ -29,6 +29,7 @@ from phaseprof.hooks.transformers import TransformersHooks, always_masked
 from phaseprof.phases import Phase
 from phaseprof.process import ProcessPlace, this_host
 from phaseprof.recorder import Recorder
+from phaseprof.records import Call, CallKind
 from phaseprof.sampled import SampledDevices
 from phaseprof.schema import SCHEMA_VERSION
 from phaseprof.trace.meta import CollectorCost, Device, ModelMeta, ProcessMeta, SelfCost
@@ -382,6 +383,27 @@ def begin_warmup() -> None:
 def end_warmup() -> None:
     """The second half. One without a first does nothing: a session may have begun in the middle."""
     _flags.warmups = max(_flags.warmups - 1, 0)
+
+
+@contextlib.contextmanager
+def workload_call(
+    kind: CallKind, *, prompt_tokens: int, new_tokens: int, sequences: int, repeat: int
+) -> Iterator[None]:
+    """Mark the passes inside as those of one call of a workload. One that raises leaves no mark; without a session
+    nothing does.
+
+    Args: as the fields of `Call`.
+    """
+    session = _current
+    if session is None:
+        yield
+        return
+    start_ns = session._clock.now_unix_ns()
+    yield
+    end_ns = session._clock.now_unix_ns()
+    session.recorder.put_call(
+        Call(kind, prompt_tokens, new_tokens, sequences, repeat, start_ns, end_ns)
+    )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from phaseprof.errors import TraceError
-from phaseprof.schema import PASSES, SCHEMA_VERSION, STEPS, TABLES, TableSpec
+from phaseprof.schema import CALLS, PASSES, SCHEMA_VERSION, STEPS, TABLES, TableSpec
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.forms import Form, Lean, is_name
 from phaseprof.trace.meta import ProcessMeta
@@ -39,8 +39,8 @@ class Trace:
 
     Attributes:
         path: The folder.
-        passes, requests, steps, kernels, samples: Arrow tables with the columns of `phaseprof.schema` and a column
-            ``rank``; passes by their ids, so that those of a process are in order.
+        passes, requests, steps, kernels, samples, calls: Arrow tables with the columns of `phaseprof.schema` and
+            a column ``rank``; passes by their ids, so that those of a process are in order.
         metas: One a process.
         damage: Parts that could not be read, one sentence each.
         size_bytes: Size of the folder.
@@ -56,6 +56,9 @@ class Trace:
     size_bytes: int
     steps: pa.Table = field(
         default_factory=lambda: Form.of(STEPS, frozenset(), lean=False).no_rows()
+    )
+    calls: pa.Table = field(
+        default_factory=lambda: Form.of(CALLS, frozenset(), lean=False).no_rows()
     )
 
     @property

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from phaseprof.errors import TraceError
-from phaseprof.records import EngineStep, ForwardPass, Kernel, Request, Sample
+from phaseprof.records import Call, EngineStep, ForwardPass, Kernel, Request, Sample
 from phaseprof.schema import TABLES, TableSpec
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.merging import Merge, with_schema
@@ -107,7 +107,7 @@ class TraceWriter:
         self._tables["steps"].put((row.engine, row.step), row)
 
     def put_rows(self, table: str, rows: pa.Table) -> None:
-        """Add Arrow rows to a table without keys (kernels, samples)."""
+        """Add Arrow rows to a table without keys (kernels, samples, calls)."""
         self._tables[table].put_arrow(rows)
 
     @property
@@ -338,7 +338,7 @@ class _TableWriter:
 
 
 def to_arrow(
-    rows: Iterable[ForwardPass | Request | EngineStep | Kernel | Sample], schema: pa.Schema
+    rows: Iterable[ForwardPass | Request | EngineStep | Kernel | Sample | Call], schema: pa.Schema
 ) -> pa.Table:
     """Rows of one kind as an Arrow table; tuples of dataclasses become lists of structs."""
     listed = list(rows)

@@ -16,6 +16,8 @@ import pytest
 
 from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.records import (
+    Call,
+    CallKind,
     EngineStep,
     Finish,
     ForwardPass,
@@ -26,6 +28,7 @@ from phaseprof.records import (
     Warmup,
 )
 from phaseprof.schema import (
+    CALLS,
     KERNELS,
     PASSES,
     REQUESTS,
@@ -46,6 +49,7 @@ NOT_STORED = {
     EngineStep: set(),
     Kernel: {"thread_id"},
     Sample: set(),
+    Call: set(),
 }
 STORED = [
     (ForwardPass, PASSES),
@@ -53,6 +57,7 @@ STORED = [
     (EngineStep, STEPS),
     (Kernel, KERNELS),
     (Sample, SAMPLES),
+    (Call, CALLS),
 ]
 
 
@@ -81,7 +86,7 @@ def test_the_page_shows_every_column() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Phase, Role, TagSource, Warmup, Finish], ids=lambda kind: kind.__name__
+    "kind", [Phase, Role, TagSource, Warmup, Finish, CallKind], ids=lambda kind: kind.__name__
 )
 def test_the_page_shows_every_value(kind: type[enum.StrEnum]) -> None:
     listed = ", ".join(f"`{member.value}`" for member in kind)
@@ -197,4 +202,5 @@ def test_no_text_of_a_prompt_has_a_column() -> None:
         "samples.device",
         "samples.source",
         "samples.metric",
+        "calls.kind",
     }

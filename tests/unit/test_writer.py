@@ -17,7 +17,7 @@ from rows import engine_step, forward_pass, request
 
 from phaseprof.errors import TraceError
 from phaseprof.phases import Phase
-from phaseprof.records import Finish, Kernel
+from phaseprof.records import Call, CallKind, Finish, Kernel
 from phaseprof.schema import KERNELS, PASSES, TABLES
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.parts import PartName
@@ -461,6 +461,9 @@ def test_every_table_can_be_written(spec: Any, writer: TraceWriter, trace: Path)
                 [[1], [2], ["cpu"], ["test"], ["watts"], [3.5]],
                 schema=spec.arrow.remove_metadata(),
             ),
+        ),
+        "calls": lambda: writer.put_rows(
+            "calls", to_arrow([Call(CallKind.COUNTED, 9, 3, 1, 0, 5, 7)], spec.arrow)
         ),
     }
     rows[spec.name]()
