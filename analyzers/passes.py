@@ -18,6 +18,7 @@ from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.columns import (
     as_float,
     column,
+    counts,
     groups,
     int_column,
     named,
@@ -197,7 +198,7 @@ def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -
         primary: Which model.
         ceilings: Roofs, for the time of each pass over its roof time.
     """
-    status = pa.concat_arrays([_status(rows, primary) for rows in parts(passes)])
+    status = pa.concat_arrays([statuses(rows, primary) for rows in parts(passes)])
     device_ns = passes.column("device_ns")
     on_device = device_ns.null_count < len(device_ns)
     marked = passes.append_column("status", status)
@@ -230,6 +231,18 @@ def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -
         failed=tuple(sorted(failed.to_pylist())),
         on_device=on_device,
     )
+
+
+def steady_passes(passes: pa.Table, primary: Primary) -> pa.Table:
+    """The rows of the primary model that steady-state figures come from, with their time as `span_ns`; of a phase with
+    no others, its first passes."""
+    status = pa.concat_arrays([statuses(rows, primary) for rows in parts(passes)])
+    steady = passes.filter(pc.equal(status, _code(Status.STEADY)))
+    first = passes.filter(pc.equal(status, _code(Status.FIRST)))
+    missing = set(counts(names(first, "phase"))) - set(counts(names(steady, "phase")))
+    if missing:
+        steady = pa.concat_tables([steady, first.filter(named(names(first, "phase"), *missing))])
+    return steady.append_column("span_ns", _span_ns(steady))
 
 
 def _profiled(passes: pa.Table, status: pa.Array) -> pa.Table:
@@ -267,8 +280,13 @@ def _code(status: Status) -> pa.Scalar:
     return scalar(status.value, pa.int32())
 
 
-def _status(passes: pa.Table, primary: Primary) -> pa.Array:
-    """The `Status` of each pass, as int32."""
+def statuses(passes: pa.Table, primary: Primary) -> pa.Array:
+    """The `Status` of each pass, as int32.
+
+    Args:
+        passes: Rows of the `passes` table.
+        primary: The model that the report is about; passes of others are elsewhere.
+    """
     mine = pc.and_(
         named(names(passes, "model_id"), primary.model_id),
         named(names(passes, "role"), *primary.roles),
