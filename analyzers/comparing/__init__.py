@@ -1,0 +1,1 @@
+"""What changed between traces: deltas with uncertainty, what was different around them, a verdict, and rules."""
