@@ -61,7 +61,7 @@ def import_trace(
     given = None
     with TerminalProgress() as progress:
         if model_config is not None:
-            from phaseprof.importing.model import load_given
+            from phaseprof.work.from_config import load_given
 
             progress("reading the model")
             given = load_given(model_config)

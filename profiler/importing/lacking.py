@@ -8,9 +8,10 @@ from phaseprof.collectors.files.contents import Contents
 from phaseprof.errors import NotMeasured
 from phaseprof.importing.forms import Step
 from phaseprof.importing.joining import Joined
-from phaseprof.importing.model import GivenModel, work_of
+from phaseprof.importing.model import work_of
 from phaseprof.importing.steps import Chosen
 from phaseprof.phases import Phase, TagSource
+from phaseprof.work.from_config import GivenModel
 
 
 def lacking_of(

@@ -2,68 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-from phaseprof.errors import ModelError
 from phaseprof.importing.forms import StepWork
-from phaseprof.work.cost import ModelCost
 from phaseprof.work.count import Rows, Work, count, pairs
+from phaseprof.work.from_config import GivenModel
 
 #: Sequences of several lengths are counted by their mean, if that misses the pairs that attention has by no more.
 _PAIRS_OFF = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class GivenModel:
-    """A model that the user names for a recording.
-
-    Attributes:
-        name: What to call it.
-        class_name: Class of its module.
-        dtype: What it computes in, as its config says.
-        cost: Its structure.
-    """
-
-    name: str
-    class_name: str
-    dtype: str
-    cost: ModelCost
-
-
-def load_given(path: Path) -> GivenModel:
-    """Read the structure of a model from its ``config.json``. torch builds it without data: it takes no memory.
-
-    Args:
-        path: The file, or its folder.
-
-    Raises:
-        MissingPackageError: If transformers is not installed.
-        ModelError: If there is no such config, or it is none of a model that generates text.
-    """
-    from phaseprof.work.walk import model_cost
-    from phaseprof.workload.load import Placement, config_name, random_model, read_config
-
-    content = read_config(path)
-    text = content.get("text_config")
-    inner = text if isinstance(text, dict) else {}
-    told = next(
-        (
-            str(each[key])
-            for each in (content, inner)
-            for key in ("dtype", "torch_dtype")
-            if each.get(key)
-        ),
-        "bfloat16",
-    )
-    dtype = told.removeprefix("torch.")
-    if content.get("quantization_config"):
-        raise ModelError(
-            f"The weights of {config_name(path)} are quantized, and a config does not tell their bytes.",
-            "Import without --model-config; kernels and phases do not need it.",
-        )
-    model = random_model(content, Placement("meta", dtype), name=config_name(path))
-    return GivenModel(config_name(path), type(model).__name__, dtype, model_cost(model))
 
 
 def work_of(model: GivenModel, told: StepWork) -> Work | None:

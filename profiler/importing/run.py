@@ -32,7 +32,7 @@ from phaseprof.importing.joining import (
     with_launches,
 )
 from phaseprof.importing.lacking import damaged, lacking_of, lacking_work
-from phaseprof.importing.model import GivenModel, work_of
+from phaseprof.importing.model import work_of
 from phaseprof.importing.ranks import align, assign_rank, made_together
 from phaseprof.importing.rows import MODEL_ID, pass_rows
 from phaseprof.importing.stacks import Lookup
@@ -42,6 +42,7 @@ from phaseprof.process import first_pass_id
 from phaseprof.schema import SCHEMA_VERSION
 from phaseprof.trace.meta import ModelMeta, ProcessMeta
 from phaseprof.trace.writer import TraceWriter
+from phaseprof.work.from_config import GivenModel
 
 #: Told of what goes on.
 Progress = Callable[[str], None]

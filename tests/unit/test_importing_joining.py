@@ -20,9 +20,10 @@ from phaseprof.importing.joining import (
     under_recorded,
     with_launches,
 )
-from phaseprof.importing.model import GivenModel, work_of
+from phaseprof.importing.model import work_of
 from phaseprof.phases import Phase, TagSource
 from phaseprof.work.cost import AttentionCost, ModelCost
+from phaseprof.work.from_config import GivenModel
 
 BASE = 10**18
 
