@@ -304,7 +304,7 @@ def statuses(passes: pa.Table, primary: Primary) -> pa.Array:
     return status.combine_chunks() if isinstance(status, pa.ChunkedArray) else status
 
 
-def _with_known_work(rows: pa.Table) -> pa.Table:
+def with_known_work(rows: pa.Table) -> pa.Table:
     """Null the work of passes of which only a part is known, and add the time of the others."""
     span_ns = column(rows, "span_ns")
     columns = {name: column(rows, name) for name in _WORK}
@@ -344,7 +344,7 @@ def _groups(
     """Sums and lists of some passes by status, phase and number of sequences. A key may come again."""
     own = pc.not_equal(passes.column("status"), _code(Status.ELSEWHERE))
     rows = passes.select([*_READ, "status", "phase", "host_ns", "device_ns"]).filter(own)
-    rows = _with_known_work(rows.append_column("span_ns", _span_ns(rows)))
+    rows = with_known_work(rows.append_column("span_ns", _span_ns(rows)))
     rows = rows.append_column("slowness", _slowness(rows, ceilings))
     labels = names(rows, "phase")
     phases = [phase_named(value) for value in labels.dictionary.to_pylist()]
