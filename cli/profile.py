@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from phaseprof.api import PrintableReport
-    from phaseprof.workload.generate import WorkloadOutcome, WorkloadPlan
     from phaseprof.workload.load import Placement
+    from phaseprof.workload.plan import WorkloadOutcome, WorkloadPlan
+    from phaseprof.workload.resume import Progressed
 
 _INTERRUPTED = 130
 _VLLM = "With --engine vllm"
@@ -39,8 +40,12 @@ def profile(
     engine: Annotated[
         str, typer.Option(metavar="hf|vllm", help="What runs the model: transformers or vLLM.")
     ] = "hf",
-    prompt_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each prompt.")] = 512,
-    new_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 64,
+    prompt_tokens: Annotated[
+        str, typer.Option(metavar="N[,N…]", help="Tokens of each prompt: one length or several.")
+    ] = "512",
+    new_tokens: Annotated[
+        str, typer.Option(metavar="N[,N…]", help="Tokens to generate: one number or several.")
+    ] = "64",
     batch: Annotated[
         str,
         typer.Option(
@@ -52,13 +57,16 @@ def profile(
         int | None,
         typer.Option(
             metavar="N",
-            help="Calls per batch size. Default: 8; where counters of a GPU are sampled, as many more as take 12 s for "
-            "each batch size.",
+            help="Calls per combination of sizes. Default: 8; where counters of a GPU are sampled, as many more as "
+            "take 12 s for each.",
             show_default=False,
         ),
     ] = None,
     warmup: Annotated[
-        int, typer.Option(metavar="N", help="Calls per batch size that run first and do not count.")
+        int,
+        typer.Option(
+            metavar="N", help="Calls per combination of sizes that run first and do not count."
+        ),
     ] = 1,
     seed: Annotated[
         int, typer.Option(metavar="N", help="Seed of the prompts and of random weights.")
@@ -140,6 +148,13 @@ def profile(
     ] = 1,
     output: Output = None,
     collect: Collect = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run whose trace -o names, with the calls that it lacks; begin it if there is none.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of text.")
     ] = False,
@@ -153,16 +168,17 @@ def profile(
     """Run requests of a known size on a model, and say what bounds prefill and decode.
 
     Prompts are random tokens of exactly the given number, and every sequence generates exactly as many as asked for.
-    Ctrl-C ends the run early and reports what was recorded.
+    Several sizes make a sweep over all their combinations: where batching stops helping, and what prefill does.
+    Ctrl-C ends the run early and reports what was recorded; --resume goes on with it.
     """
     from phaseprof.launch.output import check_output
-    from phaseprof.workload.generate import REPEATS, WorkloadPlan
+    from phaseprof.workload.plan import REPEATS, WorkloadPlan, parse_sizes
     from phaseprof.workload.vllm_plan import EngineOptions, parse_speculate
 
     plan = WorkloadPlan(
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        batches=parse_batches(batch),
+        prompt_tokens=parse_sizes(prompt_tokens, "--prompt-tokens"),
+        new_tokens=parse_sizes(new_tokens, "--new-tokens"),
+        batches=parse_sizes(batch, "--batch"),
         warmup=warmup,
         repeats=REPEATS if repeats is None else repeats,
         seed=seed,
@@ -185,7 +201,9 @@ def profile(
         )
     if engine == "vllm" and (attn is not None or cache is not None):
         raise UsageError("--attn and --cache are of transformers.", "Leave them out.")
-    if output is not None:
+    if resume and output is None:
+        raise UsageError("--resume does not say with which trace.", "Name its folder with -o.")
+    if output is not None and not (resume and output.is_dir()):
         # Said before the model is loaded; the trace's writer would say it after.
         check_output(output)
     if engine == "vllm":
@@ -198,7 +216,16 @@ def profile(
             plan = _long_enough(plan, collected)
         report, outcome = profile_vllm(
             VllmRun(
-                model, model_config, plan, options, place, threads, output, calibrate, collected
+                model,
+                model_config,
+                plan,
+                options,
+                place,
+                threads,
+                output,
+                calibrate,
+                collected,
+                resume,
             )
         )
         _end(report, outcome, as_json)
@@ -213,18 +240,20 @@ def profile(
         if repeats is None and placement.device != "cpu":
             plan = _long_enough(plan, collected)
         subject = _get_model(model, model_config, placement, seed, progress)
-        result = _measure(subject, plan, placement, output, calibrate, progress, collected)
+        result = _measure(
+            subject, plan, placement, output, calibrate, progress, collected, resume=resume
+        )
     _end(result.report, result.outcome, as_json)
 
 
 def _long_enough(plan: WorkloadPlan, collect: str | None) -> WorkloadPlan:
     """The plan, to run until there are samples of every phase where a GPU is sampled."""
     from phaseprof.collectors.gpu_counters import samples_gpus
-    from phaseprof.workload.generate import SAMPLED_S
+    from phaseprof.workload.plan import SAMPLED_S
 
     if not samples_gpus(collect):
         return plan
-    return replace(plan, least_s=SAMPLED_S * len(plan.batches))
+    return replace(plan, least_s=SAMPLED_S * len(plan.cells))
 
 
 def _end(report: PrintableReport, outcome: WorkloadOutcome, as_json: bool) -> None:
@@ -232,24 +261,9 @@ def _end(report: PrintableReport, outcome: WorkloadOutcome, as_json: bool) -> No
     if outcome.interrupted:
         TerminalProgress().say(
             f"interrupted after {outcome.calls} of {outcome.planned} calls; the report covers those"
+            f" (--resume -o {report.facts.trace_path} goes on with the rest)"
         )
         raise typer.Exit(_INTERRUPTED)
-
-
-def parse_batches(text: str) -> tuple[int, ...]:
-    """Read ``1,4,16``.
-
-    Raises:
-        UsageError: If an entry is not a whole number.
-    """
-    entries = [entry.strip() for entry in text.split(",")]
-    for entry in entries:
-        if not (entry.isascii() and entry.removeprefix("-").isdigit()):
-            raise UsageError(
-                f"--batch {text!r}: {entry!r} is not a whole number.",
-                "Give batch sizes with commas between them, for example --batch 1,4,16",
-            )
-    return tuple(int(entry) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,31 +324,39 @@ def _measure(
     calibrate: bool,
     progress: TerminalProgress,
     collect: str | None,
+    *,
+    resume: bool,
 ) -> _Result:
     import phaseprof.api
     from phaseprof.workload.generate import check_fits, run_few_tokens, run_workload
     from phaseprof.workload.load import quiet_transformers
+    from phaseprof.workload.plan import WorkloadOutcome
+    from phaseprof.workload.resume import FRESH, progressed
 
     check_fits(subject.model, plan)
+    facts = _facts(subject, plan, placement)
+    done = progressed(output, facts) if resume and output is not None else FRESH
     if not sys.stderr.isatty():
         progress.say(_one_line(subject, plan, placement))
+    if done.calls:
+        progress.say(whats_left(done, plan))
     if calibrate:
         _ensure_ceilings(placement, progress)
-    facts: dict[str, object] = {**plan.facts(), "attn": placement.attn_implementation}
-    if subject.note:
-        facts["note"] = subject.note
+    if output is not None and done.is_whole(plan):
+        report = phaseprof.api.load_report(output, calibrate=calibrate)
+        return _Result(report, WorkloadOutcome(0, 0, interrupted=False))
     with (
         quiet_transformers(),
         phaseprof.api.profile(subject.model, output, workload=facts, collect=collect) as prof,
     ):
-        outcome = run_workload(subject.model, plan, progress=progress)
+        outcome = run_workload(subject.model, plan, done=done, progress=progress)
         if not outcome.interrupted:
             progress("Looking at what runs during a few passes")
             with prof.operator_window():
-                run_few_tokens(subject.model, plan)
+                run_few_tokens(subject.model, plan, done=done)
                 if placement.device != "cpu":
                     # A profiler that has just begun may lose the first kernels of a GPU.
-                    run_few_tokens(subject.model, plan)
+                    run_few_tokens(subject.model, plan, done=done, again=1)
         progress("Writing the trace")
     progress("Reading the trace")
     try:
@@ -345,11 +367,40 @@ def _measure(
         raise
 
 
+def _facts(subject: _Subject, plan: WorkloadPlan, placement: Placement) -> dict[str, object]:
+    """What a reader should know of the run, and what must be the same for it to be continued."""
+    from phaseprof.devices import describe
+
+    device = describe(placement.device)
+    facts: dict[str, object] = {
+        **plan.facts(),
+        "attn": placement.attn_implementation,
+        "engine": "hf",
+        "model": subject.name,
+        "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
+        "dtype": placement.dtype,
+        "device": device.key,
+        "threads": device.threads,
+    }
+    if subject.note:
+        facts["note"] = subject.note
+    return facts
+
+
+def whats_left(done: Progressed, plan: WorkloadPlan) -> str:
+    """What an earlier run has done, and what there is still to do."""
+    rounds = done.rounds(plan)
+    made = sum(len(numbers) for numbers in done.calls.values())
+    left = "nothing is left to run" if done.is_whole(plan) else f"{rounds.planned} are left"
+    return f"the trace has {made} of these calls; {left}"
+
+
 def _one_line(subject: _Subject, plan: WorkloadPlan, placement: Placement) -> str:
-    batches = ", ".join(str(batch) for batch in plan.batches)
+    from phaseprof.workload.plan import listed
+
     return (
         f"profiling {subject.name} on {placement.device} in {placement.dtype}: {plan.amount()} of "
-        f"{plan.prompt_tokens} prompt + {plan.new_tokens} new tokens, batch {batches}"
+        f"{plan.sizes()}, batch {listed(plan.batches)}"
     )
 
 

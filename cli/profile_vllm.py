@@ -16,7 +16,7 @@ from phaseprof.errors import EmptyRunError, ModelError
 
 if TYPE_CHECKING:
     from phaseprof.api import PrintableReport
-    from phaseprof.workload.generate import WorkloadOutcome, WorkloadPlan
+    from phaseprof.workload.plan import WorkloadOutcome, WorkloadPlan
     from phaseprof.workload.vllm_engine import EngineOutput, VllmPlace
     from phaseprof.workload.vllm_plan import EngineOptions
 
@@ -35,6 +35,7 @@ class VllmRun:
         output: The trace's folder; None for the default.
         calibrate: Measure this device's ceilings first, if they are not known yet.
         collect: Which collectors run, as `--collect` takes it; None for the defaults.
+        resume: Go on with the run that `output` has a trace of.
     """
 
     model: str | None
@@ -46,6 +47,7 @@ class VllmRun:
     output: Path | None
     calibrate: bool
     collect: str | None = None
+    resume: bool = False
 
 
 def profile_vllm(run: VllmRun) -> tuple[PrintableReport, WorkloadOutcome]:
@@ -71,7 +73,7 @@ def profile_vllm(run: VllmRun) -> tuple[PrintableReport, WorkloadOutcome]:
             return _measure(run, source, name, note, trace, output, progress)
         except ModelError:
             # An engine that does not start leaves no trace behind.
-            if not has_passes(trace):
+            if not has_passes(trace) and not run.resume:
                 shutil.rmtree(trace, ignore_errors=True)
             raise
 
@@ -110,7 +112,10 @@ def _measure(
     progress: TerminalProgress,
 ) -> tuple[PrintableReport, WorkloadOutcome]:
     import phaseprof.api
+    from phaseprof.cli.profile import whats_left
     from phaseprof.evidence import COLLECT_VARIABLE
+    from phaseprof.workload.plan import WorkloadOutcome
+    from phaseprof.workload.resume import FRESH, check_devices, progressed
     from phaseprof.workload.vllm_engine import running_engine
     from phaseprof.workload.vllm_plan import engine_arguments, engine_environment
     from phaseprof.workload.vllm_requests import run_few_requests, run_requests
@@ -128,9 +133,13 @@ def _measure(
         random_weights=run.model_config is not None or bool(note),
         cpu=cpu,
     )
-    facts: dict[str, object] = {**run.plan.facts(), **run.options.facts()}
-    if note:
-        facts["note"] = note
+    facts = _facts(run, name, note)
+    done = progressed(trace, facts) if run.resume else FRESH
+    if done.calls:
+        progress.say(whats_left(done, run.plan))
+    if done.is_whole(run.plan):
+        report = phaseprof.api.load_report(trace, calibrate=run.calibrate)
+        return report, WorkloadOutcome(0, 0, interrupted=False)
     if run.collect is not None:
         environment[COLLECT_VARIABLE] = run.collect
     if run.calibrate:
@@ -140,20 +149,23 @@ def _measure(
         progress("Starting vLLM, which takes a while")
         with running_engine(arguments, environment, prof.trace_path, output) as engine:
             with prof.follow(engine):
+                if run.resume:
+                    check_devices(trace)
                 outcome = run_requests(
                     engine,
                     run.plan,
                     output,
                     share_prefix=bool(run.options.prefix_caching),
+                    done=done,
                     progress=progress,
                 )
                 if not outcome.interrupted:
                     progress("Looking at what runs during a few steps")
                     with prof.operator_window():
-                        run_few_requests(engine, run.plan, output)
+                        run_few_requests(engine, run.plan, output, done=done)
                         if not cpu:
                             # A profiler that has just begun may lose the first kernels of a GPU.
-                            run_few_requests(engine, run.plan, output)
+                            run_few_requests(engine, run.plan, output, done=done, again=1)
             progress("Ending the engine")
         progress("Writing the trace")
     progress("Reading the trace")
@@ -165,14 +177,30 @@ def _measure(
         raise
 
 
+def _facts(run: VllmRun, name: str, note: str) -> dict[str, object]:
+    """What a reader should know of the run, and what must be the same for it to be continued. The device is known when
+    the engine runs."""
+    facts: dict[str, object] = {
+        **run.plan.facts(),
+        **run.options.facts(),
+        "engine": "vllm",
+        "model": name,
+        "dtype": run.place.dtype,
+        "threads": run.threads,
+    }
+    if note:
+        facts["note"] = note
+    return facts
+
+
 def _one_line(run: VllmRun, name: str) -> str:
+    from phaseprof.workload.plan import listed
+
     plan = run.plan
-    batches = ", ".join(str(batch) for batch in plan.batches)
     device = "cpu" if run.place.cpu else "cuda"
     return (
         f"profiling {name} with vLLM on {device} in {run.place.dtype}: "
-        f"{plan.amount()} of {plan.prompt_tokens} prompt + {plan.new_tokens} new tokens, "
-        f"{batches} at once"
+        f"{plan.amount()} of {plan.sizes()}, {listed(plan.batches)} at once"
     )
 
 

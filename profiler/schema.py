@@ -57,7 +57,9 @@ _I32 = pa.int32()
 _BOOL = pa.bool_()
 
 
-def _values(kind: type[Phase] | type[Role] | type[TagSource] | type[Warmup] | type[Finish]) -> str:
+def _values(
+    kind: type[Phase] | type[Role] | type[TagSource] | type[Warmup] | type[Finish] | type[CallKind],
+) -> str:
     return ", ".join(f"`{member.value}`" for member in kind)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phaseprof.errors import UsageError
-from phaseprof.workload.generate import WorkloadPlan
+from phaseprof.workload.plan import WorkloadPlan
 
 #: The KV cache on a CPU, where vLLM would take half of the memory: so much, or a quarter of what is there.
 _CPU_CACHE_BYTES = 4 << 30
@@ -95,7 +95,7 @@ def engine_arguments(
         "dtype": dtype,
         "seed": plan.seed,
         "skip_tokenizer_init": True,
-        "max_model_len": plan.prompt_tokens + plan.new_tokens,
+        "max_model_len": plan.longest_tokens,
         "max_num_seqs": max(plan.batches),
         "enable_prefix_caching": bool(options.prefix_caching),
         "tensor_parallel_size": options.tensor_parallel,

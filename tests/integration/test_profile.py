@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -139,7 +142,9 @@ def test_without_network_the_embedded_model_has_random_weights(
         (["model", "--model-config", "x"], "MODEL and --model-config exclude each other."),
         (["-o", "taken"], "The folder taken is not empty."),
         (["-o", "taken/file"], "taken/file is a file."),
-        (["--prompt-tokens", "many"], "'--prompt-tokens'"),
+        (["--prompt-tokens", "many"], "--prompt-tokens 'many': 'many' is not a whole number."),
+        (["--new-tokens", "4,4"], "A number of new tokens is named twice."),
+        (["--resume"], "--resume does not say with which trace."),
         (["--no-such-option"], "--no-such-option"),
     ],
 )
@@ -191,10 +196,15 @@ def test_a_model_that_is_not_there_is_said(
     assert err.splitlines()[0] == f"phaseprof: {said}"
 
 
-def interrupt_when(process: subprocess.Popen[str], ready: Path, pattern: str) -> None:
-    """Send SIGINT once something matches."""
+def interrupt_when(
+    process: subprocess.Popen[str],
+    ready: Path,
+    pattern: str,
+    wanted: Callable[[Path], bool] = Path.exists,
+) -> None:
+    """Send SIGINT once something matches that is wanted."""
     deadline = time.monotonic() + 120
-    while not any(ready.glob(pattern)):
+    while not any(map(wanted, ready.glob(pattern))):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -219,3 +229,52 @@ def test_ctrl_c_reports_what_was_recorded(config: str, tmp_path: Path) -> None:
     trace = open_trace(tmp_path / "t")
     assert trace.metas[0].complete
     assert trace.passes.num_rows > 0
+
+
+GRID = ("--prompt-tokens", "6,12", "--new-tokens", "4", "--batch", "1,2", "--no-calibrate")
+
+
+def test_a_sweep_goes_on_where_it_was_interrupted(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--model-config", config, *GRID, "--repeats", "400", "-o", "t"]
+    process = subprocess.Popen(
+        [*PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    interrupt_when(process, tmp_path / "t", "calls/**/*.parquet", has_counted)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "--resume -o t goes on with the rest" in err.splitlines()[-1]
+    made = [call for call in open_trace(tmp_path / "t").calls.to_pylist() if is_counted(call)]
+
+    more = str(max(call["repeat"] for call in made) + 2)
+    done = run("--model-config", config, *GRID, "--repeats", more, "-o", "t", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"the trace has {len(made)} of these calls" in done.stderr
+    trace = open_trace(tmp_path / "t")
+    assert len(trace.metas) == 2
+    calls = [call for call in trace.calls.to_pylist() if is_counted(call)]
+    sizes = [(call["prompt_tokens"], call["sequences"], call["repeat"]) for call in calls]
+    assert sorted(sizes) == [(p, b, n) for p in (6, 12) for b in (1, 2) for n in range(int(more))]
+    passes = trace.passes.to_pylist()
+    assert len({row["pass_id"] for row in passes}) == len(passes)
+
+    again = run("--model-config", config, *GRID, "--repeats", more, "-o", "t", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "nothing is left to run" in again.stderr
+    assert len(open_trace(tmp_path / "t").metas) == 2
+
+    refused = ["--model-config", config, *GRID, "--batch", "1,4", "-o", "t", "--resume"]
+    assert main(["profile", *refused]) == 2
+    assert "batch sizes 1, 2 there, 1, 4 here." in capsys.readouterr().err
+
+
+def has_counted(part: Path) -> bool:
+    # Parts are merged meanwhile.
+    with contextlib.suppress(FileNotFoundError):
+        return "counted" in pq.read_table(part).column("kind").to_pylist()
+    return False
+
+
+def is_counted(call: dict[str, Any]) -> bool:
+    return bool(call["kind"] == "counted")

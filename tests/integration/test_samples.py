@@ -12,8 +12,9 @@ import pytest
 
 from phaseprof.session import Session
 from phaseprof.trace.reader import open_trace
-from phaseprof.workload.generate import WorkloadPlan, run_workload
+from phaseprof.workload.generate import run_workload
 from phaseprof.workload.load import choose_placement, random_model
+from phaseprof.workload.plan import WorkloadPlan
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 CONFIG: dict[str, Any] = {
@@ -112,7 +113,7 @@ def test_the_context_manager_prints_the_report_and_the_bound_of_each_phase(
 
 def test_the_queries_agree_with_the_trace(tmp_path: Path) -> None:
     tiny = random_model(CONFIG, choose_placement("cpu"), name="tiny")
-    plan = WorkloadPlan(prompt_tokens=100, new_tokens=31, warmup=1, repeats=3)
+    plan = WorkloadPlan(prompt_tokens=(100,), new_tokens=(31,), warmup=1, repeats=3)
     session = Session(tmp_path / "t", model=tiny)
     session.start()
     run_workload(tiny, plan)
@@ -187,7 +188,7 @@ def test_the_rules_are_compared_on_any_trace(tmp_path: Path) -> None:
     tiny = random_model(CONFIG, choose_placement("cpu"), name="tiny")
     session = Session(tmp_path / "t", model=tiny)
     session.start()
-    run_workload(tiny, WorkloadPlan(prompt_tokens=1, new_tokens=3, warmup=0, repeats=2))
+    run_workload(tiny, WorkloadPlan(prompt_tokens=(1,), new_tokens=(3,), warmup=0, repeats=2))
     session.stop()
     done = run(SAMPLES / "label_rules.py", "t", "--passes", cwd=tmp_path)
     assert done.stdout.count("prefill  1 prefill + 0 decode tokens") == 2

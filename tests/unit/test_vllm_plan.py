@@ -16,7 +16,7 @@ from phaseprof.cli.main import main
 from phaseprof.errors import ModelError, UsageError
 from phaseprof.session import Session
 from phaseprof.vllm.engines import EngineSessions, is_engine
-from phaseprof.workload.generate import WorkloadPlan
+from phaseprof.workload.plan import WorkloadPlan
 from phaseprof.workload.vllm_engine import EngineOutput, config_folder, failed_to_generate
 from phaseprof.workload.vllm_plan import (
     EngineOptions,
@@ -25,7 +25,7 @@ from phaseprof.workload.vllm_plan import (
     parse_speculate,
 )
 
-PLAN = WorkloadPlan(prompt_tokens=100, new_tokens=28, batches=(1, 8, 4), seed=3)
+PLAN = WorkloadPlan(prompt_tokens=(100,), new_tokens=(28,), batches=(1, 8, 4), seed=3)
 
 
 def arguments(options: EngineOptions, *, cpu: bool = False, random: bool = False) -> dict[str, Any]:
