@@ -61,11 +61,13 @@ class LookedUp:
     Attributes:
         start_ns: When. thread_id: Where.
         shape: Of the token ids.
+        end_ns: When the last matrix product before the next look-up ended; None if there was none.
     """
 
     start_ns: int
     thread_id: int
     shape: tuple[int, ...]
+    end_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

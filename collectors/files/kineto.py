@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -45,6 +46,10 @@ _OPERATORS = frozenset(("Operator", "cpu_op"))
 _LAUNCHING = ("Launch", "Memcpy", "Memset")
 #: Its inputs are the table, and the ids.
 _LOOKUP = "aten::embedding"
+#: What multiplies matrices, as the head of a model does last.
+_PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("linear", "matmul", "mm", "addmm", "bmm", "_scaled_mm", "_int_mm")
+)
 #: Later than the first days of the epoch: such a time counts from it, any other from a base.
 _EPOCH_US = 1e14
 #: No time of ours is later: 2200.
@@ -63,7 +68,7 @@ def read(
     source: Bytes,
     joinery: Joinery,
     *,
-    wants_function: Callable[[str], bool],
+    function_kind: Callable[[str], str],
     wants_marker: Callable[[str], bool],
     progress: Progress = lambda done: None,
 ) -> tuple[Contents, list[Marker]]:
@@ -72,7 +77,8 @@ def read(
     Args:
         source: The file.
         joinery: Takes launches, device events and, of a recording without devices, operators.
-        wants_function: Whether calls of a Python function of that name (``file.py(12): function``) are kept.
+        function_kind: Which kind a Python function of that name (``file.py(12): function``) is of; empty for one
+            whose calls are not kept. Neither are those within another one of their kind.
         wants_marker: Whether kernels of that name are kept as markers as well. Markers have no launch yet.
         progress: Told of events read.
 
@@ -82,7 +88,7 @@ def read(
     Raises:
         NoEventsError: If it is no Chrome trace.
     """
-    return _Reading(source, joinery, wants_function, wants_marker).run(progress)
+    return _Reading(source, joinery, function_kind, wants_marker).run(progress)
 
 
 class _Reading:
@@ -92,15 +98,16 @@ class _Reading:
         self,
         source: Bytes,
         joinery: Joinery,
-        wants_function: Callable[[str], bool],
+        function_kind: Callable[[str], str],
         wants_marker: Callable[[str], bool],
     ) -> None:
         self._source = source
         self._trace = ChromeTrace(source)
         self._joinery = joinery
-        self._wants_function = wants_function
+        self._function_kind = function_kind
         self._wants_marker = wants_marker
-        self._function_names: dict[str, bool] = {}
+        self._function_names: dict[str, str] = {}
+        self._last_calls: dict[tuple[str, Loose], Span] = {}
         self._launching: dict[str, int] = {}
         self._marks: dict[int, bool] = {}
         self._left_out = LeftOut()
@@ -108,6 +115,7 @@ class _Reading:
         self._functions: list[Span] = []
         self._markers: list[Marker] = []
         self._lookups: list[LookedUp] = []
+        self._products: dict[Loose, int] = {}
         self._devices: dict[int, None] = {}
         self._streams: dict[int, int] = {}
         self._first = math.inf
@@ -199,8 +207,11 @@ class _Reading:
             if event.cat == "Operator" and _BACKWARD.search(name) is None:
                 self._take_annotation(event)
             return
-        if name == _LOOKUP and event.args is not None:
-            self._take_lookup(event, event.args)
+        if name == _LOOKUP:
+            if event.args is not None:
+                self._take_lookup(event, event.args)
+        elif self._lookups and name in _PRODUCTS:
+            self._take_product(event)
         if not self._ended_ops:
             span = self._span(event)
             if span is not None:
@@ -209,37 +220,55 @@ class _Reading:
     def _take_lookup(self, event: Event, args: Args) -> None:
         shape = _ids_shape(args.dims)
         span = self._span(event) if shape else None
-        if span is not None:
-            self._lookups.append(LookedUp(span[0], _whole(event.tid) or 0, shape))
+        if span is None:
+            return
+        before = self._products.get(event.tid)
+        if before is not None and self._lookups[before].end_ns is None:
+            return  # of positions, or of another kind of tokens of the same pass
+        self._products[event.tid] = len(self._lookups)
+        self._lookups.append(LookedUp(span[0], _whole(event.tid) or 0, shape))
+
+    def _take_product(self, event: Event) -> None:
+        place = self._products.get(event.tid)
+        span = self._span(event) if place is not None else None
+        if place is not None and span is not None:
+            own, end = self._lookups[place], sum(span)
+            if own.end_ns is None or own.end_ns < end:
+                self._lookups[place] = replace(own, end_ns=end)
 
     def _take_annotation(self, event: Event) -> None:
-        self._keep(event, self._annotations)
+        span = self._named_span(event)
+        if span is not None:
+            self._annotations.append(span)
 
     def _take_function(self, event: Event) -> None:
         name = event.name
         if not isinstance(name, str):
             return
-        wanted = self._function_names.get(name)
-        if wanted is None:
+        kind = self._function_names.get(name)
+        if kind is None:
             if len(self._function_names) >= _NAMES:
                 self._function_names.clear()
-            wanted = self._function_names[name] = self._wants_function(name)
-        if wanted:
-            self._keep(event, self._functions)
+            kind = self._function_names[name] = self._function_kind(name)
+        if not kind:
+            return
+        call = self._named_span(event)
+        if call is not None:
+            # A model's layers are calls within its own one, of which there may be millions.
+            around = self._last_calls.get((kind, event.tid))
+            if around is None or not (
+                around.start_ns <= call.start_ns and call.end_ns <= around.end_ns
+            ):
+                self._last_calls[kind, event.tid] = call
+                self._functions.append(call)
 
-    def _keep(self, event: Event, spans: list[Span]) -> None:
+    def _named_span(self, event: Event) -> Span | None:
         span = self._span(event)
-        if span is not None:
-            start, duration = span
-            spans.append(
-                Span(
-                    str(event.name),
-                    start,
-                    start + duration,
-                    _whole(event.tid) or 0,
-                    _whole(event.pid) or 0,
-                )
-            )
+        if span is None:
+            return None
+        start, duration = span
+        thread, process = _whole(event.tid) or 0, _whole(event.pid) or 0
+        return Span(str(event.name), start, start + duration, thread, process)
 
     def _span(self, event: Event) -> tuple[int, int] | None:
         """Begin and length in ns; None, and counted, where they are no numbers of that sort."""
@@ -293,7 +322,11 @@ class _Reading:
             annotations=tuple(_moved(span, shift) for span in self._annotations),
             functions=tuple(_moved(span, shift) for span in self._functions),
             lookups=tuple(
-                LookedUp(each.start_ns + shift, each.thread_id, each.shape)
+                replace(
+                    each,
+                    start_ns=each.start_ns + shift,
+                    end_ns=None if each.end_ns is None else each.end_ns + shift,
+                )
                 for each in self._lookups
             ),
             devices=self._named([each for each in described if each is not None]),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phaseprof.collectors.files.contents import Marker, Span
+from phaseprof.collectors.files.contents import LookedUp, Marker, Span
 from phaseprof.phases import Phase, Role, TagSource
 
-__all__ = ["Marker", "Span", "Step", "StepWork"]
+__all__ = ["LookedUp", "Marker", "Span", "Step", "StepWork"]
 
 
 @dataclass(frozen=True, slots=True)

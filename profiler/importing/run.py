@@ -35,8 +35,7 @@ from phaseprof.importing.lacking import damaged, lacking_of, lacking_work
 from phaseprof.importing.model import work_of
 from phaseprof.importing.ranks import align, assign_rank, made_together
 from phaseprof.importing.rows import MODEL_ID, pass_rows
-from phaseprof.importing.stacks import Lookup
-from phaseprof.importing.steps import choose, wants_function, wants_marker
+from phaseprof.importing.steps import choose, function_kind, wants_marker
 from phaseprof.phases import Phase
 from phaseprof.process import first_pass_id
 from phaseprof.schema import SCHEMA_VERSION
@@ -259,7 +258,7 @@ def _settle(
             contents.functions,
             lambda: with_launches(markers, joinery),
             options.annotations,
-            [Lookup(each.start_ns, each.thread_id, each.shape) for each in contents.lookups],
+            contents.lookups,
         )
         steps = chosen.steps
         process = pid or (contents.annotations[0].process if contents.annotations else 0)
@@ -295,7 +294,7 @@ def _contents(
         contents, markers = kineto.read(
             source,
             joinery,
-            wants_function=wants_function,
+            function_kind=function_kind,
             wants_marker=wants_marker,
             progress=lambda done: progress(f"reading {short}: {done:,} events"),
         )

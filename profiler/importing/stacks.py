@@ -1,7 +1,7 @@
 """Steps from calls of Python functions in a recording with stacks, where nothing was announced.
 
-A call says when a step was made, and not what it computed. What tells more, and is marked inferred: that it is made
-in transformers' prefill, or after it in the same loop, and the shape of the tokens that were looked up in it.
+A call says when a step was made, and not what it computed. What tells more, and is marked inferred: that it is made in
+transformers' prefill, or after it in the same loop, with a cache or without one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from phaseprof.importing.annotations import outermost, step_of
@@ -18,21 +18,10 @@ from phaseprof.phases import Phase, TagSource
 
 #: Why a step that a call shows has no phase.
 CALL_ALONE = "a call of a function does not say what it computes"
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """A look-up of embeddings, the first thing that a language model computes.
-
-    Attributes:
-        start_ns: When the host did it.
-        thread_id: Where.
-        ids: Shape of the token ids: ``(sequences, tokens)``, or ``(tokens,)`` of a packed step.
-    """
-
-    start_ns: int
-    thread_id: int
-    ids: tuple[int, ...]
+#: Why a pass after a prefill has none: without a cache it computes the whole sequence again, and one token is new.
+NO_CACHE = "no call of a KV cache was recorded, without which a pass computes all tokens again"
+#: Why a step of continuous batching has none, whatever the shape of its tokens is.
+PACKED = "transformers' continuous batching computes the tokens of all requests in one row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +62,38 @@ _MODEL = re.compile(
 _PREFILL = _function(r"generation[/\\]utils\.py", "_prefill")
 #: Loops that decode a token a pass. Assisted decoding is none of them.
 _LOOP = _function(r"generation[/\\]utils\.py", "_sample|_beam_search")
+#: What is called of a cache when one is made or asked, in each pass: calls of it show that there is one.
+_CACHE = _function(r"transformers[/\\]cache_utils\.py", "__init__|get_seq_length")
+#: A step of continuous batching, around the call of its model.
+_PACKED = _function(
+    r"generation[/\\]continuous_batching[/\\]\w+\.py",
+    "_generation_step|_forward_process_and_sample",
+)
 _DUMMY = re.compile(r".*: _dummy_run")
+_KINDS = (
+    *((f"maker {place}", maker.pattern) for place, maker in enumerate(_MAKERS)),
+    ("model", _MODEL),
+    ("prefill", _PREFILL),
+    ("loop", _LOOP),
+    ("cache", _CACHE),
+    ("packed", _PACKED),
+)
 
 
 @lru_cache(maxsize=4096)
-def wants_function(name: str) -> bool:
-    """Whether a Python function is one of those by which steps are known."""
-    return any(
-        pattern.fullmatch(name)
-        for pattern in (*(maker.pattern for maker in _MAKERS), _MODEL, _PREFILL, _LOOP)
-    )
+def function_kind(name: str) -> str:
+    """What a Python function is of those by which steps are known; empty if it is none.
+
+    Of calls of one kind within one another on a thread only the outermost counts.
+    """
+    return next((kind for kind, pattern in _KINDS if pattern.fullmatch(name)), "")
 
 
 def steps_of_calls(functions: Sequence[Span]) -> tuple[Step, ...]:
     """The steps that calls of an engine's functions, or of a model's, show, by begin.
 
     Args:
-        functions: Calls of functions that `wants_function` wants.
+        functions: Calls of functions that have a `function_kind`.
     """
     of_engines: set[str] = set()
     found: list[Step] = []
@@ -107,45 +111,6 @@ def steps_of_calls(functions: Sequence[Span]) -> tuple[Step, ...]:
     return _steps_of_models(functions)
 
 
-def settle_by_lookups(steps: Sequence[Step], lookups: Iterable[Lookup]) -> tuple[Step, ...]:
-    """The steps, with what the shape of the first look-up in each of them tells.
-
-    Rows of several tokens are taken for a prompt, and rows of one for a token that is fed back: which is what shapes
-    can say, and is wrong for drafts under verification and for a prompt of one token. Of a packed step only the
-    number of tokens is known, which says nothing of its phase. Steps whose phase is known stay as they are.
-    """
-    threads: dict[int, list[Lookup]] = {}
-    for lookup in sorted(lookups, key=lambda lookup: lookup.start_ns):
-        threads.setdefault(lookup.thread_id, []).append(lookup)
-    found: list[Step] = []
-    for step in steps:
-        own = threads.get(step.thread_id, []) if step.thread_id is not None else []
-        place = bisect.bisect_left(own, step.start_ns, key=lambda lookup: lookup.start_ns)
-        if step.work.unknown and place < len(own) and own[place].start_ns < step.end_ns:
-            step = _with_shape(step, own[place].ids)
-        found.append(step)
-    return tuple(found)
-
-
-def _with_shape(step: Step, ids: tuple[int, ...]) -> Step:
-    if len(ids) != 2 or 0 in ids:
-        return step
-    sequences, length = ids
-    tokens = sequences * length
-    # Padding is among them, so that tokens are not those of the sequences for certain, if there are several.
-    counted = tokens if sequences == 1 or length == 1 else None
-    if length == 1:
-        work = StepWork(Phase.DECODE, 0, 0, sequences, counted)
-    else:
-        work = StepWork(Phase.PREFILL, sequences, counted, 0, 0)
-    return replace(
-        step,
-        tag_source=TagSource.INFERRED,
-        name=f"{step.name}, by the shape of its tokens",
-        work=work,
-    )
-
-
 def _engine_work(span: Span) -> StepWork:
     if _DUMMY.fullmatch(span.name):
         return StepWork(Phase.OTHER)
@@ -158,14 +123,23 @@ def _steps_of_models(functions: Sequence[Span]) -> tuple[Step, ...]:
     models = outermost(_calls(functions, _MODEL.fullmatch))
     prefills = _Calls(_calls(functions, _PREFILL.fullmatch))
     loops = _Calls(_calls(functions, _LOOP.fullmatch))
+    caches = _Calls(_calls(functions, _CACHE.fullmatch))
+    packed = _Calls(_calls(functions, _PACKED.fullmatch))
     found: list[Step] = []
     for span in models:
         work, how = StepWork(Phase.OTHER, unknown=CALL_ALONE), ""
         loop = loops.around(span)
-        if prefills.around(span) is not None:
+        if packed.around(span) is not None:
+            work = StepWork(Phase.OTHER, unknown=PACKED)
+        elif prefills.around(span) is not None:
             work, how = StepWork(Phase.PREFILL), ", in the prefill of generate"
         elif loop is not None and prefills.within(loop):
-            work, how = StepWork(Phase.DECODE), ", after the prefill of generate"
+            # A cache is made in front of the loop, after the one before it.
+            begin = loops.end_before(loop)
+            if caches.any_between(loop, begin, loop.end_ns):
+                work, how = StepWork(Phase.DECODE), ", after the prefill of generate"
+            else:
+                work = StepWork(Phase.OTHER, unknown=NO_CACHE)
         found.append(step_of(span, work, TagSource.INFERRED, name=span.name + how))
     return tuple(found)
 
@@ -189,6 +163,18 @@ class _Calls:
         own = self._threads.get((span.process, span.thread_id), [])
         place = bisect.bisect_left(own, span.start_ns, key=_start_of)
         return place < len(own) and own[place].end_ns <= span.end_ns
+
+    def any_between(self, span: Span, start_ns: int, end_ns: int) -> bool:
+        """Whether a call on the thread of the span begins between two moments."""
+        own = self._threads.get((span.process, span.thread_id), [])
+        place = bisect.bisect_left(own, start_ns, key=_start_of)
+        return place < len(own) and own[place].start_ns < end_ns
+
+    def end_before(self, span: Span) -> int:
+        """When the call before the span, which is one of these, ended; before all times if there is none."""
+        own = self._threads.get((span.process, span.thread_id), [])
+        place = bisect.bisect_left(own, span.start_ns, key=_start_of) - 1
+        return own[place].end_ns if place >= 0 else -(1 << 63)
 
 
 def _calls(functions: Iterable[Span], wanted: Callable[[str], re.Match[str] | None]) -> list[Span]:

@@ -1,8 +1,9 @@
 """The steps of a recording, by the best evidence that it has.
 
 In this order: ranges that a user named or an engine placed for each step; ranges within steps; calls of Python
-functions; kernels. One kind decides for a whole recording, so that no step is there twice; kinds after it only tell
-the phase of steps that have none, and whether they disagree. Nothing here looks at how long anything took.
+functions; look-ups of embeddings; kernels. One kind decides for a whole recording, so that no step is there twice;
+kinds after it only tell the phase of steps that have none, and whether they disagree. Nothing here looks at how long
+anything took.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from phaseprof.importing.annotations import steps_announced, steps_of_parts
-from phaseprof.importing.forms import Marker, Span, Step
+from phaseprof.importing.forms import LookedUp, Marker, Span, Step
 from phaseprof.importing.inferred import settle_by_kernels, steps_of_kernels, wants_marker
-from phaseprof.importing.stacks import Lookup, settle_by_lookups, steps_of_calls, wants_function
+from phaseprof.importing.lookups import settle_by_lookups, steps_of_lookups
+from phaseprof.importing.stacks import function_kind, steps_of_calls
 from phaseprof.phases import Phase
 
-__all__ = ["Chosen", "Evidence", "choose", "wants_function", "wants_marker"]
+__all__ = ["Chosen", "Evidence", "choose", "function_kind", "wants_marker"]
 
 #: Gives the markers of a recording, by launch. It takes a while: it is asked only if nothing else helps.
 Markers = Callable[[], Sequence[Marker]]
@@ -31,6 +33,7 @@ class Evidence(StrEnum):
     ANNOTATIONS = "annotations of steps"
     PARTS = "ranges within steps"
     CALLS = "calls of Python functions"
+    LOOKUPS = "look-ups of embeddings"
     KERNELS = "kernels"
     NONE = "nothing"
 
@@ -59,13 +62,13 @@ def choose(
     functions: Sequence[Span],
     markers: Markers,
     named: Mapping[str, Phase],
-    lookups: Sequence[Lookup] = (),
+    lookups: Sequence[LookedUp] = (),
 ) -> Chosen:
     """Find the steps of one rank.
 
     Args:
         annotations: Ranges that users and engines placed.
-        functions: Calls of functions that `wants_function` wants.
+        functions: Calls of functions that have a `function_kind`.
         markers: Gives kernels that `wants_marker` wants.
         named: Phases of ranges by their names, as the user gives them; ``*`` in a name stands for anything.
         lookups: Look-ups of embeddings with their shapes, where those were recorded.
@@ -85,11 +88,17 @@ def choose(
     elif calls:
         steps, evidence = calls, Evidence.CALLS
         why = "no range announced a step, but calls of functions were recorded"
+    elif steps := steps_of_lookups(lookups):
+        evidence = Evidence.LOOKUPS
+        why = (
+            "no range announced a step, and no calls of functions were recorded: rows of several tokens that are "
+            "looked up are taken for prompts"
+        )
     else:
         inferred = steps_of_kernels(markers())
         steps, why = inferred.steps, inferred.why
         evidence = Evidence.KERNELS if steps else Evidence.NONE
-    if evidence is not Evidence.KERNELS and any(step.work.unknown for step in steps):
+    if evidence is not Evidence.KERNELS:
         steps = settle_by_lookups(steps, lookups)
         if any(step.work.unknown for step in steps):
             steps = settle_by_kernels(steps, markers())

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from phaseprof.importing.forms import Marker, Span
+from phaseprof.importing.forms import LookedUp, Marker, Span
 from phaseprof.importing.inferred import steps_of_kernels, wants_marker
-from phaseprof.importing.stacks import Lookup, steps_of_calls, wants_function
+from phaseprof.importing.stacks import function_kind, steps_of_calls
 from phaseprof.importing.steps import Evidence, choose
 from phaseprof.phases import Phase
 
@@ -27,7 +27,7 @@ class _Recorded:
     annotations: list[Span] = field(default_factory=list)
     functions: list[Span] = field(default_factory=list)
     markers: list[Marker] = field(default_factory=list)
-    lookups: list[Lookup] = field(default_factory=list)
+    lookups: list[LookedUp] = field(default_factory=list)
 
 
 @cache
@@ -45,14 +45,14 @@ def _recorded(name: str) -> _Recorded:
         match event.get("cat"):
             case "user_annotation":
                 found.annotations.append(Span(*span))
-            case "python_function" if wants_function(event["name"]):
+            case "python_function" if function_kind(event["name"]):
                 found.functions.append(Span(*span))
             case "cuda_runtime" | "cuda_driver" if (
                 "correlation" in args and "aunch" in event["name"]
             ):
                 launches.setdefault(args["correlation"], (start, event["tid"]))
             case "cpu_op" if event["name"] == "aten::embedding":
-                found.lookups.append(Lookup(start, event["tid"], tuple(args["Input Dims"][1])))
+                found.lookups.append(LookedUp(start, event["tid"], tuple(args["Input Dims"][1])))
     for event in events:
         if event.get("cat") == "kernel" and wants_marker(event["name"]):
             found.markers.append(_marker(event, launches))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from phaseprof.importing.forms import Span, Step
-from phaseprof.importing.stacks import Lookup, settle_by_lookups, steps_of_calls, wants_function
+from phaseprof.importing.forms import Span
+from phaseprof.importing.stacks import NO_CACHE, PACKED, function_kind, steps_of_calls
 from phaseprof.phases import Phase, TagSource
 
 _QWEN = "transformers/models/qwen2/modeling_qwen2.py"
 _UTILS = "transformers/generation/utils.py"
+_CACHE = "transformers/cache_utils.py(1062)"
 
 
 def _span(name: str, start: int, end: int, thread: int = 1) -> Span:
@@ -30,10 +31,11 @@ def _span(name: str, start: int, end: int, thread: int = 1) -> Span:
         "nn.Module: GptOssForCausalLM_0",
         f"{_UTILS}(10): _sample",
         f"{_UTILS}(10): _prefill",
+        f"{_CACHE}: get_seq_length",
     ],
 )
 def test_functions_that_are_wanted(name: str) -> None:
-    assert wants_function(name)
+    assert function_kind(name)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_functions_that_are_wanted(name: str) -> None:
     ],
 )
 def test_functions_that_are_not(name: str) -> None:
-    assert not wants_function(name)
+    assert not function_kind(name)
 
 
 def test_engine_calls_are_steps_and_models_within_them_are_not() -> None:
@@ -81,13 +83,15 @@ def test_the_call_that_launches_is_the_step_in_sglang() -> None:
     assert [step.start_ns for step in steps_of_calls([scheduler])] == [0]
 
 
-def _generate(start: int, prefill: bool, passes: int) -> list[Span]:
+def _generate(start: int, prefill: bool, passes: int, cache: bool = True) -> list[Span]:
     """A loop of transformers of 100 ns a pass; the first one is in `_prefill` or directly in the loop."""
     spans = [_span(f"{_UTILS}(3123): _sample", start, start + 100 * passes)]
     for at in range(passes):
         begin = start + 100 * at
         spans.append(_span(f"{_QWEN}(503): forward", begin + 10, begin + 90))
         spans.append(_span(f"{_QWEN}(218): forward", begin + 20, begin + 30))
+        if cache:
+            spans.append(_span(f"{_CACHE}: get_seq_length", begin + 11, begin + 12))
         if prefill and at == 0:
             spans.append(_span(f"{_UTILS}(4283): _prefill", begin + 5, begin + 95))
     return spans
@@ -107,36 +111,29 @@ def test_prefill_and_decode_in_generate() -> None:
     assert "in the prefill of generate" in steps[0].name
 
 
-def test_shapes_of_look_ups() -> None:
-    spans = [_span(f"{_QWEN}(503): forward", 100 * at, 100 * at + 90) for at in range(7)]
-    lookups = [
-        Lookup(10, 1, (16, 559)),
-        Lookup(20, 1, (2, 1)),  # a second one in the same step
-        Lookup(110, 1, (4, 1)),
-        Lookup(210, 1, (888,)),  # packed
-        Lookup(310, 2, (1, 5)),  # another thread
-        Lookup(410, 1, (1, 5)),
-        Lookup(495, 1, (1, 1)),  # between steps
-        Lookup(510, 1, (0, 5)),
+def test_a_loop_without_a_call_of_a_cache_is_not_decode() -> None:
+    made = _span(f"{_CACHE}: __init__", 990, 995)
+    first, second = _generate(0, True, 2, cache=False), _generate(1000, True, 2, cache=False)
+    third = _generate(2000, True, 2, cache=False)
+    steps = steps_of_calls([*first, made, *second, *third])
+    assert [step.work.phase for step in steps] == [
+        *(Phase.PREFILL, Phase.OTHER),
+        *(Phase.PREFILL, Phase.DECODE),
+        *(Phase.PREFILL, Phase.OTHER),
     ]
-    steps = settle_by_lookups(steps_of_calls(spans), lookups)
-    told = [
-        (step.work.phase, step.work.prefill_sequences, step.work.prefill_tokens) for step in steps
-    ]
-    unknown = (Phase.OTHER, None, None)
-    assert told == [
-        (Phase.PREFILL, 16, None),  # padding may be among 16 x 559
-        (Phase.DECODE, 0, 0),
-        unknown,
-        unknown,
-        (Phase.PREFILL, 1, 5),
-        unknown,
-        unknown,
-    ]
-    assert (steps[1].work.decode_sequences, steps[1].work.decode_tokens) == (4, 4)
+    assert steps[1].work.unknown == steps[5].work.unknown == NO_CACHE
+    # Another thread's cache says nothing.
+    elsewhere = _span(f"{_CACHE}: get_seq_length", 120, 125, thread=2)
+    assert steps_of_calls([*first, elsewhere])[1].work.unknown == NO_CACHE
 
 
-def test_what_is_known_is_kept() -> None:
-    known = steps_of_calls(_generate(0, True, 1))
-    settled: tuple[Step, ...] = settle_by_lookups(known, [Lookup(15, 1, (1, 1))])
-    assert settled == known
+def test_continuous_batching_is_neither() -> None:
+    file = "transformers/generation/continuous_batching"
+    spans = [
+        _span(f"{file}/model_runner.py(181): _forward_process_and_sample", 0, 100),
+        _span(f"{_QWEN}(503): forward", 10, 90),
+        _span(f"{file}/continuous_api.py(635): _generation_step", 200, 300),
+        _span(f"{_QWEN}(503): forward", 210, 290),
+    ]
+    assert all(function_kind(span.name) for span in spans)
+    assert [step.work.unknown for step in steps_of_calls(spans)] == [PACKED, PACKED]

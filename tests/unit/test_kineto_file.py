@@ -28,7 +28,7 @@ class Read:
         self.contents, self.markers = kineto.read(
             Bytes(path),
             self.joinery,
-            wants_function=lambda name: name.endswith(": execute_model"),
+            function_kind=lambda name: "step" if name.endswith(": execute_model") else "",
             wants_marker=lambda name: name.startswith("reshape_and_cache"),
         )
         partitions = list(self.joinery.partitions())
@@ -222,6 +222,57 @@ def test_functions_and_markers_that_are_asked_for(tmp_path: Path) -> None:
     (marker,) = read.markers
     assert marker.grid == (888, 1, 1)
     assert marker.start_ns == 1767189312000002000
+
+
+def test_calls_within_calls_of_their_kind_are_not_held(tmp_path: Path) -> None:
+    name = "gpu_model_runner.py(7): execute_model"
+    layers = [event("python_function", name, 2.0 + 0.1 * n, 0.05, tid=3) for n in range(50)]
+    read = Read(
+        tmp_path,
+        [
+            event("python_function", name, 1.0, 9, tid=3),
+            *layers,
+            event("python_function", name, 3.0, 1, tid=4),
+            event("python_function", name, 10.0, 2, tid=3),
+        ],
+    )
+    assert [(span.start_ns, span.thread_id) for span in read.contents.functions] == [
+        *((1000, 3), (3000, 4), (10000, 3)),
+    ]
+
+
+def test_look_ups_end_with_the_last_product_before_the_next(tmp_path: Path) -> None:
+    def look_up(ts: float, *shape: int, tid: int = 3) -> dict[str, Any]:
+        dims = {"Input Dims": [[256, 64], list(shape), [], [], []]}
+        return event("cpu_op", "aten::embedding", ts, 1, tid=tid, args=dims)
+
+    def product(ts: float, dur: float) -> dict[str, Any]:
+        return event("cpu_op", "aten::linear", ts, dur, tid=3)
+
+    read = Read(
+        tmp_path,
+        [
+            look_up(10.0, 2, 9),
+            look_up(12.0, 1, 9),  # of positions
+            product(20.0, 5.0),
+            product(30.0, 5.0),
+            product(31.0, 1.0),  # within the one before
+            event("cpu_op", "aten::argmax", 40.0, 1, tid=3),
+            look_up(50.0, 2, 1),
+            look_up(52.0, 4, 1, tid=4),
+            product(60.0, 5.0),
+        ],
+        baseTimeNanoseconds=1767189312000000000,
+    )
+    base = 1767189312000000000
+    assert [
+        (each.start_ns - base, each.thread_id, each.shape, each.end_ns and each.end_ns - base)
+        for each in read.contents.lookups
+    ] == [
+        (10_000, 3, (2, 9), 35_000),
+        (50_000, 3, (2, 1), 65_000),
+        (52_000, 4, (4, 1), None),
+    ]
 
 
 @pytest.mark.parametrize(
