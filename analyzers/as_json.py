@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from phaseprof.analyzers.op_results import StepFloor
 from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report
 
 #: Raised when a key changes its meaning or goes away.
@@ -23,7 +24,8 @@ def to_json(report: Report) -> dict[str, Any]:
     ``not_measured`` there are ``answer``, ``run``, ``by_batch``, ``ceilings``, ``set_aside``, ``damage``,
     ``provenance``, ``devices`` (the state of each sampled device), ``ranks`` (null for one rank), ``engine`` and
     ``interference`` (null without a serving engine), ``goodput`` (null without objectives), and ``unattributed``
-    (kernels of no pass; null without any).
+    (kernels of no pass; null without any), ``operations`` (the floor of each phase, operation by operation), ``mixed``
+    (null without mixed steps) and ``two_phases``.
     """
     cost = report.own_cost
     facts = asdict(report.facts)
@@ -50,6 +52,9 @@ def to_json(report: Report) -> dict[str, Any]:
         "interference": None if report.interference is None else asdict(report.interference),
         "goodput": None if report.goodput is None else asdict(report.goodput),
         "unattributed": None if report.unattributed is None else asdict(report.unattributed),
+        "operations": {name: _floor(floor) for name, floor in report.operations.items()},
+        "mixed": None if report.mixed is None else asdict(report.mixed),
+        "two_phases": [asdict(fact) for fact in report.two_phases],
     }
     safe: dict[str, Any] = _safe(result)
     return safe
@@ -59,6 +64,10 @@ def _ranks(ranks: RanksReport | None) -> dict[str, Any] | None:
     if ranks is None:
         return None
     return {**asdict(ranks), "kinds": list(ranks.kinds)}
+
+
+def _floor(floor: StepFloor) -> dict[str, Any]:
+    return {**asdict(floor), "distance": floor.distance}
 
 
 def _phases(phases: Mapping[str, PhaseFigures]) -> dict[str, Any]:

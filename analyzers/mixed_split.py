@@ -98,14 +98,12 @@ def split_mixed(
     rows: Mapping[Phase, Sequence[PassRows]],
     cost: ModelCost | None,
     ceilings: Ceilings | None,
-    prompts: Sequence[int] = (),
 ) -> MixedSplit | None:
     """Split the mixed steps of a run; None where there are too few, or too few steps to fit a model to.
 
     Args:
         rows: Passes by phase.
         cost, ceilings: Structure and roofs, if they are known.
-        prompts: Prompt lengths of the sequences that mixed steps prefill, for the effect of chunks.
     """
     mixed = [each for each in rows.get(Phase.MIXED, ()) if each.prefill and each.decode]
     if len(mixed) < _ENOUGH:
@@ -120,6 +118,7 @@ def split_mixed(
     def mean_ms(values: Iterator[float]) -> float:
         return sum(values) / number * 1e3
 
+    prompts = [prompt for each in mixed for prompt in each.prompts]
     prompt = round(median(prompts)) if prompts else 0
     return MixedSplit(
         steps=number,

@@ -42,7 +42,8 @@ def step_floors(
     ceilings: Ceilings | None,
     phases: Mapping[str, PhaseFigures],
 ) -> dict[str, StepFloor]:
-    """The floor of each phase whose work is known; empty without roofs.
+    """The floor of each phase whose work is known; empty without roofs, and for a model whose matrices were not
+    recorded one by one.
 
     Args:
         rows: Passes of each phase.
@@ -50,7 +51,7 @@ def step_floors(
         ceilings: The roofs.
         phases: The figures of the phases, for their kernels.
     """
-    if cost is None or not cost.covered or ceilings is None:
+    if cost is None or not cost.covered or not cost.matmuls or ceilings is None:
         return {}
     if ceilings.flops_per_s <= 0 or ceilings.bytes_per_s <= 0:
         return {}

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from phaseprof.analyzers.columns import named, names
+from phaseprof.analyzers.columns import named, names, scalar
 from phaseprof.analyzers.passes import Primary, steady_passes
 from phaseprof.phases import Phase
 from phaseprof.trace.columns import to_column
@@ -44,6 +44,7 @@ class PassRows:
         flops: As recorded; None if they are not known.
         moved_bytes: Weights, keys and values, as recorded; None if a part is not known.
         experts_read: As recorded.
+        prompts: Prompt lengths of the sequences that it prefills.
     """
 
     prefill: tuple[Rows, ...]
@@ -53,6 +54,7 @@ class PassRows:
     flops: int | None
     moved_bytes: int | None
     experts_read: int | None
+    prompts: tuple[int, ...] = ()
 
     @property
     def prefill_tokens(self) -> int:
@@ -93,7 +95,9 @@ def rows_of_phases(
     found: dict[Phase, list[PassRows]] = {}
     for phase in Phase:
         mine = steady.filter(named(names(steady, "phase"), phase.value)).select(_COLUMNS)
-        mine = mine.filter(pc.greater(pc.list_value_length(mine.column("slices")), 0))
+        mine = mine.filter(
+            pc.greater(pc.list_value_length(mine.column("slices")), scalar(0, pa.int32()))
+        )
         rows = [_pass_rows(row) for row in _evenly(mine, at_most).to_pylist()]
         if rows:
             found[phase] = rows
@@ -111,14 +115,16 @@ def _pass_rows(row: Mapping[str, Any]) -> PassRows:
     slices = row["slices"]
     moved = [row[name] for name in ("weight_bytes", "kv_read_bytes", "kv_write_bytes")]
     logits = row["logits_tokens"]
+    prefill = [part for part in slices if part["phase"] != Phase.DECODE.value]
     return PassRows(
-        prefill=_joined(part for part in slices if part["phase"] != Phase.DECODE.value),
+        prefill=_joined(prefill),
         decode=_joined(part for part in slices if part["phase"] == Phase.DECODE.value),
         logits_tokens=int(row["sequences"]) if logits is None else int(logits),
         span_ns=int(row["span_ns"] or 0),
         flops=row["flops"],
         moved_bytes=None if None in moved else sum(moved),
         experts_read=row["experts_read"],
+        prompts=tuple(int(part["prompt"]) for part in prefill if part["prompt"]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 import pyarrow as pa
@@ -13,6 +14,9 @@ from phaseprof.analyzers.columns import column, counts, named, names, total
 from phaseprof.analyzers.counters import Counters, analyze_counters
 from phaseprof.analyzers.counters import not_measured as not_measured_of_counters
 from phaseprof.analyzers.kernel_results import Unattributed
+from phaseprof.analyzers.mixed_split import split_mixed
+from phaseprof.analyzers.op_roofline import step_floors
+from phaseprof.analyzers.pass_rows import rows_of_phases
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
 from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
@@ -22,6 +26,7 @@ from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Repo
 from phaseprof.analyzers.served import analyze_serving
 from phaseprof.analyzers.serving import Objective
 from phaseprof.analyzers.testimony import Testimony
+from phaseprof.analyzers.two_phases import two_phase_facts
 from phaseprof.analyzers.windows import windows_cost
 from phaseprof.analyzers.wording import count, duration, joined, percent, sentence
 from phaseprof.errors import EmptyRunError, NotMeasured
@@ -63,6 +68,10 @@ def build_report(
         phases = testimony.heard(phases)
         by_batch = {batch: testimony.heard(figures) for batch, figures in by_batch.items()}
         unheard = tuple(testimony.lacking())
+    rows = rows_of_phases(
+        counted_once(replace(trace, passes=trace.whole_passes), groups).passes, primary
+    )
+    cost = None if model is None else model.cost
     unattributed = None if kernels is None else kernels.unattributed
     incomplete = sum(not meta.complete for meta in trace.metas)
     requests = analyze_requests(
@@ -106,6 +115,9 @@ def build_report(
         goodput=served.goodput,
         devices=() if counters is None else counters.devices,
         unattributed=unattributed,
+        operations=step_floors(rows, cost, basis.ceilings, phases),
+        mixed=split_mixed(rows, cost, basis.ceilings),
+        two_phases=two_phase_facts(phases, by_batch, counted.passes, primary),
     )
 
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from phaseprof.analyzers.bound import Question
     from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
     from phaseprof.analyzers.kernel_results import KernelFigures, Unattributed
+    from phaseprof.analyzers.mixed_split import MixedSplit
+    from phaseprof.analyzers.op_results import StepFloor
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
+    from phaseprof.analyzers.two_phases import Fact
     from phaseprof.analyzers.windows import WindowsCost
 
 
@@ -403,6 +406,9 @@ class Report:
         unattributed: Kernels that belong to no pass; None if there are none.
         provenance: Pairs of (figure, where it comes from) for the foot line.
         devices: The state that sampled devices were in.
+        operations: The floor of each phase, operation by operation; empty without work or roofs.
+        mixed: Whose time mixed steps are, and the effect of other chunks; None without such steps.
+        two_phases: What sets prefill and decode apart, as this run shows it.
     """
 
     facts: RunFacts
@@ -422,3 +428,6 @@ class Report:
     goodput: Goodput | None = None
     unattributed: Unattributed | None = None
     devices: tuple[DeviceState, ...] = ()
+    operations: Mapping[str, StepFloor] = field(default_factory=dict)
+    mixed: MixedSplit | None = None
+    two_phases: tuple[Fact, ...] = ()

@@ -25,6 +25,11 @@ from phaseprof.cli.render.layout import (
     stack,
     to_ascii,
 )
+from phaseprof.cli.render.operations import (
+    mixed_section,
+    operations_section,
+    two_phases_section,
+)
 from phaseprof.cli.render.phase_table import BOUND_STYLE, ordered, phase_table
 from phaseprof.cli.render.ranks import ranks_section
 from phaseprof.cli.render.roofline import Mark, roofline
@@ -57,6 +62,8 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
             *interference_section(report.interference, width),
             *goodput_section(report.goodput, width),
         ],
+        operations_section(report.operations, width),
+        [*mixed_section(report.mixed, width), *two_phases_section(report.two_phases, width)],
         ranks_section(report.ranks, width),
         _roofline(report, width, unicode),
         _evidence(report, width),

@@ -29,6 +29,8 @@ from phaseprof.trace.parts import PartName
 
 _SHOW = "See `phaseprof report --help`; a trace is the folder given to -o, with passes/ and meta/ inside."
 
+#: Row groups of the passes that a sample is read from: up to 65,000 rows.
+_SAMPLED_GROUPS = 8
 #: How often a folder is listed while its parts are being merged.
 _LISTINGS = 5
 
@@ -44,6 +46,8 @@ class Trace:
         metas: One a process.
         damage: Parts that could not be read, one sentence each.
         size_bytes: Size of the folder.
+        sample: Some of the passes with all columns, evenly over the run, where `passes` was read without some; None
+            where it has them.
     """
 
     path: Path
@@ -60,6 +64,12 @@ class Trace:
     calls: pa.Table = field(
         default_factory=lambda: Form.of(CALLS, frozenset(), lean=False).no_rows()
     )
+    sample: pa.Table | None = None
+
+    @property
+    def whole_passes(self) -> pa.Table:
+        """Passes with all columns: every one, or those of the sample."""
+        return self.passes if self.sample is None else self.sample
 
     @property
     def cut_off(self) -> bool:
@@ -102,6 +112,7 @@ def open_trace(path: str | Path, *, lean: Lean | None = None) -> Trace:
         metas=metas,
         damage=tuple(damage),
         size_bytes=_size_bytes(folder),
+        sample=None if lean is None else _read_sample(folder),
         **tables,
     )
 
@@ -186,6 +197,27 @@ def _read_part(
     if lacking:
         damage.append(f"{where} lacks {', '.join(lacking)}: null in its rows.")
     yield from rows
+
+
+def _read_sample(folder: Path) -> pa.Table:
+    """Some row groups of the passes, evenly over them; what cannot be read is named where all of them are."""
+    form = Form.of(PASSES, frozenset(), lean=False)
+    groups: list[tuple[Path, int, int]] = []
+    for part, rank in _parts(folder / PASSES.name):
+        with contextlib.suppress(OSError, pa.ArrowException), pq.ParquetFile(part) as file:
+            groups += [(part, group, rank) for group in range(file.num_row_groups)]
+    # One in so many, the last one among them: the first ones are warm-up.
+    step = max(-(-len(groups) // _SAMPLED_GROUPS), 1)
+    tables = []
+    for part, group, rank in groups[::-1][::step]:
+        with (
+            contextlib.suppress(OSError, pa.ArrowException, KeyError, ValueError, OverflowError),
+            pq.ParquetFile(part) as file,
+        ):
+            tables.append(form.conform(file.read_row_group(group), rank))
+    if not tables:
+        return form.no_rows()
+    return _last_rows(pa.concat_tables(tables[::-1]), PASSES)
 
 
 def _row_groups(part: Path, form: Form, stored: Sequence[str]) -> Iterator[pa.Table]:

@@ -32,7 +32,8 @@ COST = ModelCost(
 
 
 def _step(prefill: tuple[Rows, ...], decode: tuple[Rows, ...], ms: float) -> PassRows:
-    return PassRows(prefill, decode, 1, round(ms * 1e6), None, None, None)
+    prompts = tuple(200 for _ in prefill)
+    return PassRows(prefill, decode, 1, round(ms * 1e6), None, None, None, prompts)
 
 
 class World:
@@ -163,7 +164,7 @@ def test_a_fit_finds_the_law_that_was_put_in() -> None:
 
 def test_a_split_by_hand() -> None:
     """A step of 1 + 2.02 + 2 ms: decode alone takes 1 + 0.02 + 2, and adds 2.02 to prefill."""
-    found = split_mixed(_exact_run(), None, None, [200])
+    found = split_mixed(_exact_run(), None, None)
     assert isinstance(found, MixedSplit)
     assert found.step_ms == pytest.approx(5.02)
     assert found.decode_ms == pytest.approx((3.02 + 2.02) / 2, rel=1e-6)
@@ -175,7 +176,7 @@ def test_a_split_by_hand() -> None:
 
 def test_smaller_chunks_shorten_steps_and_lengthen_prompts() -> None:
     """200 tokens in chunks of 100 are two steps of 1 + 1.02 + 2 ms, where one of 5.02 was."""
-    found = split_mixed(_exact_run(), None, None, [200])
+    found = split_mixed(_exact_run(), None, None)
     assert found is not None
     half, whole = (
         next(chunk for chunk in found.chunks if chunk.chunk_tokens == size) for size in (100, 200)
