@@ -176,6 +176,8 @@ def _tokens_each(figures: PhaseFigures) -> float:
 
 def _speculation(passes: pa.Table, primary: Primary) -> Iterator[Fact]:
     """Verify steps: what they compute for one read of the weights."""
+    if not total(column(passes, "draft_tokens")):
+        return
     steady = steady_passes(passes.select(_READ), primary)
     verify = steady.filter(
         pc.and_(
