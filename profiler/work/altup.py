@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phaseprof.work.modules import class_name, matrix_of
+from phaseprof.work.cost import MatmulCost
+from phaseprof.work.modules import class_name, matrix_of, own_bytes
+from phaseprof.work.ops import OpKind
 from phaseprof.work.parts import NotCovered, Part
 
 if TYPE_CHECKING:
@@ -37,4 +39,16 @@ def read_altup(module: nn.Module, config: object, layer: int) -> Part | None:
     mixing = 2 * streams * streams * router.inputs
     flops = 2 * router.flops_per_token + predict.flops_per_token + correct.flops_per_token + mixing
     accounted = (module, *(child for child in children if child is not None))
-    return Part(cost=None, accounted=accounted, linear_flops_per_token=flops)
+    matmuls = [
+        MatmulCost(OpKind.OTHER.value, 1, matrix.inputs, matrix.outputs, own_bytes(child))
+        for child, matrix in zip(children, (router, predict, correct), strict=True)
+        if child is not None
+    ]
+    # Its weights are read once.
+    again = MatmulCost(OpKind.OTHER.value, 1, router.inputs, router.outputs, 0)
+    return Part(
+        cost=None,
+        accounted=accounted,
+        linear_flops_per_token=flops,
+        matmuls=(*matmuls, again),
+    )

@@ -25,7 +25,7 @@ from phaseprof.work.attention import (
     is_attention,
     unused_projections,
 )
-from phaseprof.work.cost import AttentionCost, ExpertsCost, ModelCost, StateCost
+from phaseprof.work.cost import AttentionCost, ExpertsCost, MatmulCost, ModelCost, StateCost
 from phaseprof.work.experts import read_experts
 from phaseprof.work.indexer import indexer_cost
 from phaseprof.work.modules import (
@@ -36,8 +36,10 @@ from phaseprof.work.modules import (
     own_parameters,
     shared_modules,
 )
+from phaseprof.work.ops import OpKind
 from phaseprof.work.parts import NotCovered, Part, Reader
 from phaseprof.work.reasons import foreign_kind, shorten
+from phaseprof.work.roles import Found, Inside, hidden_size, is_norm, joined, matmuls_of, role_of
 from phaseprof.work.state import state_part
 from phaseprof.work.structure import (
     config_of,
@@ -124,6 +126,7 @@ def decoder_cost(model: nn.Module) -> ModelCost:
     )
     beside = weights.of_tensors(t for a in walk.added if a.base is not walk.head for t in a.tensors)
     rows = [(weights.of_modules([table]), weights.row_bytes(table)) for table in walk.tables]
+    matmuls = matmuls_of(walk.matrices, weights, weights.of_modules(walk.tables) - head)
     return ModelCost(
         linear_flops_per_token=walk.linear_flops,
         head_flops_per_token=walk.head_flops,
@@ -139,6 +142,9 @@ def decoder_cost(model: nn.Module) -> ModelCost:
         states=grouped(walk.states),
         offloaded_bytes=weights.offloaded_bytes,
         stored=weights.by_dtype(),
+        matmuls=joined((*matmuls, *walk.without_modules)),
+        hidden_size=walk.hidden,
+        norms=walk.norms,
     )
 
 
@@ -163,6 +169,13 @@ class _Walk:
     accounted: set[nn.Module] = field(default_factory=set)
     apart: list[nn.Module] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
+    #: Every matrix that tokens are multiplied with; then those that readers found.
+    matrices: list[Found] = field(default_factory=list)
+    without_modules: list[MatmulCost] = field(default_factory=list)
+    hidden: int = 0
+    norms: int = 0
+    _inside: dict[str, Inside] = field(default_factory=dict)
+    _routers: set[nn.Module] = field(default_factory=set)
 
     def run(self) -> None:
         adapters = read_adapters(self.model)
@@ -179,6 +192,7 @@ class _Walk:
                 self.reasons.append(str(reason))
         self.head = output_head(everything)
         table = token_table(everything)
+        self.hidden = hidden_size(text_config(modules, stack or ""), table)
         seen: set[str] = set()
         self.run_modules = list(modules.values())
         for path, module in modules.items():
@@ -186,6 +200,7 @@ class _Walk:
                 continue
             kind = kind_of(module)
             if kind in (Kind.EMPTY, Kind.ELEMENTWISE):
+                self.norms += is_norm(module, self._stands_in(path), self.hidden)
                 continue
             foreign = None if self._is_known(path) else foreign_kind(path, module, kind)
             if foreign is None:
@@ -193,7 +208,10 @@ class _Walk:
             elif foreign not in seen:
                 seen.add(foreign)
                 self.reasons.append(f"{foreign} ({general(path) or class_name(module)})")
-        self.head_flops = 0 if self.head is None else _matrix_flops(self.head)
+        head = None if self.head is None else matrix_of(self.head)
+        if self.head is not None and head is not None:
+            self.head_flops = head.flops_per_token
+            self.matrices.append(Found(OpKind.LM_HEAD.value, head, self.head))
         self._add_adapters(adapters.added)
 
     def _add_adapters(self, added: Iterable[Added]) -> None:
@@ -276,10 +294,12 @@ class _Walk:
                 if layer in self.states or not isinstance(mixer.cost, StateCost):
                     raise NotCovered(f"several state mixers in one layer ({general(path)})")
                 self.states[layer] = mixer.cost
+                self._inside[path] = Inside.STATE
                 self._account(path, mixer)
             elif is_attention(module):
                 if layer in self.layers:
                     raise NotCovered(f"several attentions in one layer ({general(path)})")
+                self._inside[path] = Inside.ATTENTION
                 self.layers[layer] = self._attention(module, config, layer, borrowing)
                 indexer = indexer_cost(module)
                 if indexer is not None:
@@ -335,6 +355,30 @@ class _Walk:
         self.linear_flops += part.linear_flops_per_token
         self.accounted.update(part.accounted)
         self.apart.extend(part.apart)
+        self.without_modules.extend(part.matmuls)
+        self._routers.update(part.routers)
+
+    def _add_matrix(self, path: str, module: nn.Module) -> None:
+        matrix = matrix_of(module)
+        assert matrix is not None
+        self.linear_flops += matrix.flops_per_token
+        role = OpKind.ROUTER.value
+        if module not in self._routers:
+            role = role_of(
+                path,
+                self._stands_in(path),
+                inputs=matrix.inputs,
+                outputs=matrix.outputs,
+                hidden=self.hidden,
+            )
+        self.matrices.append(Found(role, matrix, module))
+
+    def _stands_in(self, path: str) -> Inside:
+        while path:
+            if path in self._inside:
+                return self._inside[path]
+            path = path.rpartition(".")[0]
+        return Inside.REST
 
     def _read_part(
         self, path: str, module: nn.Module, kind: Kind, stack: str | None, table: object
@@ -344,7 +388,7 @@ class _Walk:
         if kind is Kind.MATRIX and (inside is not None or _per_token(path)):
             if inside is not None and numbered(inside[1]):
                 self.reasons.append(f"several blocks in one layer ({general(path)})")
-            self.linear_flops += _matrix_flops(module)
+            self._add_matrix(path, module)
         elif kind is Kind.MATRIX and module is self.head:
             pass
         elif kind is Kind.TABLE and inside is None and _is_lookup(path, module, table):
@@ -361,11 +405,6 @@ class _Walk:
             self.reasons.append(
                 f"{general(path)} ({class_name(module)}): how often it is used is not known"
             )
-
-
-def _matrix_flops(module: nn.Module) -> int:
-    matrix = matrix_of(module)
-    return 0 if matrix is None else matrix.flops_per_token
 
 
 def _ask(readers: tuple[Reader, ...], module: nn.Module, config: object, layer: int) -> Part | None:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from phaseprof.work.cost import AttentionCost, ModelCost
 from phaseprof.work.modules import Kind, class_name, kind_of, matrix_of, own_parameters
+from phaseprof.work.ops import OpKind
 from phaseprof.work.parts import NotCovered
+from phaseprof.work.roles import Found, hidden_size, inside_by_name, is_norm, matmuls_of, role_of
 from phaseprof.work.weights import Weights
 
 if TYPE_CHECKING:
@@ -103,6 +105,9 @@ class Stack:
         attention: Of each layer, in their order.
         tables: Looked up in, a row for each token.
         cross: Each attention to a source, with the projections that run over the source and not over the tokens.
+        matrices: Those behind ``linear_flops``; without convolutions, which work on other positions than tokens.
+        norms: Over the whole hidden state.
+        hidden: Width of the hidden state.
     """
 
     linear_flops: int = 0
@@ -110,6 +115,9 @@ class Stack:
     attention: list[AttentionCost] = field(default_factory=list)
     tables: list[Any] = field(default_factory=list)
     cross: list[tuple[Attention, tuple[Any, ...]]] = field(default_factory=list)
+    matrices: list[Found] = field(default_factory=list)
+    norms: int = 0
+    hidden: int = 0
 
 
 def encoder_cost(model: nn.Module) -> ModelCost | None:
@@ -166,6 +174,9 @@ def stack_cost(
     unique = {frozenset(weights.of_modules([table])): table for table in stack.tables}
     rows = [(table, weights.row_bytes(table)) for table in unique.values()]
     matrix = None if head is None else matrix_of(head)
+    found = list(stack.matrices)
+    if head is not None and matrix is not None:
+        found.append(Found(OpKind.LM_HEAD.value, matrix, head))
     return ModelCost(
         linear_flops_per_token=stack.linear_flops,
         head_flops_per_token=0 if matrix is None else matrix.flops_per_token,
@@ -178,6 +189,9 @@ def stack_cost(
         dtype=weights.dtype(),
         tied_lookup_bytes_per_token=sum(s for t, s in rows if weights.of_modules([t]) <= heads),
         row_flops=stack.row_flops,
+        matmuls=matmuls_of(found, weights, tables - heads),
+        hidden_size=stack.hidden,
+        norms=stack.norms,
     )
 
 
@@ -204,6 +218,7 @@ def read_stack(root: nn.Module, config: object, head: nn.Module | None) -> Stack
         NotCovered: If a part is of unknown use.
     """
     reading = _Reading(root, config, head)
+    reading.stack.hidden = hidden_size(config)
     for path, module in root.named_modules():
         reading.read(path, module)
     reading.read_stem()
@@ -243,7 +258,10 @@ class _Reading:
         if names is not None:
             self._read_attention(path, module, names)
         kind = kind_of(module)
-        if module in self.done or module is self.head or kind in (Kind.EMPTY, Kind.ELEMENTWISE):
+        if module in self.done or module is self.head:
+            return
+        if kind in (Kind.EMPTY, Kind.ELEMENTWISE):
+            self.stack.norms += is_norm(module, inside_by_name(path), self.stack.hidden)
             return
         if kind is Kind.MATRIX:
             self._read_matrix(path, module)
@@ -325,10 +343,20 @@ class _Reading:
             any(part.isdigit() for part in parts) or parts[-1] in _EACH or _ON_TOKENS.search(model)
         ):
             self.stack.linear_flops += flops
+            self._keep(path, module)
         elif _ON_ROWS.search(model):
             self.stack.row_flops += flops
         else:
             raise NotCovered(f"{path} ({class_name(module)}): how often it is used is not known")
+
+    def _keep(self, path: str, module: nn.Module) -> None:
+        matrix = matrix_of(module)
+        if matrix is not None:
+            inside, hidden = inside_by_name(path), self.stack.hidden
+            role = role_of(
+                path, inside, inputs=matrix.inputs, outputs=matrix.outputs, hidden=hidden
+            )
+            self.stack.matrices.append(Found(role, matrix, module))
 
     def _read_table(self, path: str, module: Any) -> None:
         # The biases of T5 are looked up for pairs, over and over: the table is read whole.

@@ -13,17 +13,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phaseprof.work.cost import ExpertsCost
+from phaseprof.work.cost import ExpertsCost, MatmulCost
 from phaseprof.work.modules import (
     Kind,
+    Matrix,
     class_name,
     kind_of,
     matrix_of,
     own_bytes,
     own_parameters,
 )
+from phaseprof.work.ops import OpKind
 from phaseprof.work.packed import packed_experts
 from phaseprof.work.parts import NotCovered, Part
+from phaseprof.work.roles import Inside, role_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,12 +57,14 @@ _CHOSEN = (
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """The experts that one module holds. FLOPs and bytes are those of one of them."""
+    """The experts that one module holds. FLOPs and bytes are those of one of them, ``matrices`` too: where they have
+    modules of their own, with their names and bytes."""
 
     number: int
     flops_per_token: int
     bytes: int
     modules: tuple[nn.Module, ...]
+    matrices: tuple[tuple[str, Matrix, int], ...] = ()
 
 
 def read_experts(module: nn.Module, config: object, layer: int) -> Part | None:
@@ -85,11 +90,14 @@ def read_experts(module: nn.Module, config: object, layer: int) -> Part | None:
     number = numbers.pop()
     routers = [c for n, c in module._modules.items() if c is not None and _is_router(n, c)]
     top_k = _top_k(module, routers, config, layer, number)
-    linear, accounted = _routers(module, routers, number)
+    bare, accounted = _routers(module, routers, number)
+    linear = sum(2 * matrix.inputs * matrix.outputs for matrix in bare)
+    shared: list[MatmulCost] = []
     for name, experts in found.items():
         accounted.extend(experts.modules)
         if _SHARED.search(name):
             linear += experts.number * experts.flops_per_token
+            shared += _matmuls(name, experts, config)
     return Part(
         cost=ExpertsCost(
             layers=1,
@@ -101,7 +109,23 @@ def read_experts(module: nn.Module, config: object, layer: int) -> Part | None:
         accounted=tuple(accounted),
         apart=tuple(m for experts in routed for m in experts.modules),
         linear_flops_per_token=linear,
+        matmuls=(*bare, *shared),
+        routers=tuple(p for r in routers for p in r.modules() if matrix_of(p) is not None),
     )
+
+
+def _matmuls(name: str, experts: _Experts, config: object) -> Iterator[MatmulCost]:
+    """The matrices of experts that every token passes through."""
+    hidden = int(getattr(config, "hidden_size", 0) or 0)
+    for path, matrix, size in experts.matrices:
+        role = role_of(
+            f"{name}.{path}",
+            Inside.REST,
+            inputs=matrix.inputs,
+            outputs=matrix.outputs,
+            hidden=hidden,
+        )
+        yield MatmulCost(role, experts.number, matrix.inputs, matrix.outputs, size)
 
 
 def _experts(name: str, module: nn.Module) -> _Experts | None:
@@ -177,12 +201,15 @@ def _listed(module: nn.Module, children: list[nn.Module]) -> _Experts | None:
     """Networks of linear layers, all alike."""
     sizes: set[tuple[int, int]] = set()
     modules: list[nn.Module] = []
+    matrices: list[tuple[str, Matrix, int]] = []
     for child in children:
         flops = size = 0
-        for part in child.modules():
+        matrices = []
+        for path, part in child.named_modules():
             matrix = matrix_of(part)
             if matrix is not None:
                 flops += matrix.flops_per_token
+                matrices.append((path, matrix, own_bytes(part)))
             elif kind_of(part) not in (Kind.EMPTY, Kind.ELEMENTWISE):
                 return None
             size += own_bytes(part)
@@ -193,7 +220,7 @@ def _listed(module: nn.Module, children: list[nn.Module]) -> _Experts | None:
     flops, size = sizes.pop()
     if flops == 0:
         return None
-    return _Experts(len(children), flops, size, tuple(modules))
+    return _Experts(len(children), flops, size, tuple(modules), tuple(matrices))
 
 
 def _is_router(name: str, module: nn.Module) -> bool:
@@ -203,13 +230,13 @@ def _is_router(name: str, module: nn.Module) -> bool:
 
 def _routers(
     block: nn.Module, routers: list[nn.Module], number: int
-) -> tuple[int, list[nn.Module]]:
-    """FLOPs of the routers that hold a bare matrix, and all routers whose parameters are accounted for.
+) -> tuple[list[MatmulCost], list[nn.Module]]:
+    """The matrices of routers that hold a bare one, and all routers whose parameters are accounted for.
 
     Raises:
         NotCovered: If a router chooses among more than the experts: then a token may be sent to fewer of them.
     """
-    flops = 0
+    bare: list[MatmulCost] = []
     accounted: list[nn.Module] = []
     widths: set[int] = set()
     for router in routers:
@@ -224,14 +251,17 @@ def _routers(
             if any(p.dim() > 2 for p in matrices) or len(matrices) > 1:
                 continue
             for p in matrices:
-                widths.update(int(size) for size in p.shape)
-                flops += _flops(p)
+                sizes = [int(size) for size in p.shape]
+                widths.update(sizes)
+                inputs, outputs = sizes if sizes[1] == number else reversed(sizes)
+                role = OpKind.ROUTER.value
+                bare.append(MatmulCost(role, 1, inputs, outputs, own_bytes(part)))
             accounted.append(part)
     if routers and number not in widths:
         raise NotCovered(
             f"{class_name(block)}: its router chooses among other things than its {number} experts"
         )
-    return flops, accounted
+    return bare, accounted
 
 
 def _top_k(

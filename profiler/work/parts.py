@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from phaseprof.work.cost import ExpertsCost, StateCost
+from phaseprof.work.cost import ExpertsCost, MatmulCost, StateCost
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,12 +31,16 @@ class Part:
             decays). Their bytes belong to the body, which a pass reads whole, unless they are in ``apart``.
         apart: Those of ``accounted`` whose bytes are in ``cost`` and not in the body (routed experts).
         linear_flops_per_token: FLOPs of the matrices in ``accounted`` that every token passes through (a router).
+        matmuls: Those matrices, as far as they have shapes of their own.
+        routers: Linear layers that choose experts; they are counted by the walk.
     """
 
     cost: ExpertsCost | StateCost | None
     accounted: tuple[nn.Module, ...]
     apart: tuple[nn.Module, ...] = ()
     linear_flops_per_token: int = 0
+    matmuls: tuple[MatmulCost, ...] = ()
+    routers: tuple[nn.Module, ...] = ()
 
 
 class Reader(Protocol):

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from flop_truth import CACHE
+from shape_truth import check_shapes
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, EncoderDecoderCache
@@ -311,6 +312,7 @@ def test_an_encoder_alone_and_a_decoder_that_reads_it(name: str) -> None:
     same: Callable[[int, int], bool] = close if name == "moonshine" else int.__eq__
     cost = model_cost(model)
     assert cost.not_covered == ()
+    check_shapes(cost)
     assert cost.parameter_bytes == parameter_bytes(model)
     part = model.get_encoder()
     alone = model_cost(part)

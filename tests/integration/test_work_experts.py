@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from flop_truth import CACHE, counted, has, held_per_token, one_thread, weights_read
+from shape_truth import check_shapes
 from torch import nn
 from transformers import DynamicCache
 
@@ -206,6 +207,7 @@ def test_every_figure_of_prefill_chunk_and_decode(name: str) -> None:
     layers, number, top_k = MIXTURES[name][2]
     cost = model_cost(model)
     assert cost.not_covered == ()
+    check_shapes(cost)
     assert {(e.layers, e.experts, e.top_k) for e in cost.experts} == {(layers, number, top_k)}
     size = sum(e.layers * e.experts * e.expert_bytes for e in cost.experts)
     assert size == experts_of(model)
@@ -309,6 +311,7 @@ def test_llama4_runs_every_expert_and_needs_only_some() -> None:
     model = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**given)).eval()
     cost = model_cost(model)
     assert cost.not_covered == ()
+    check_shapes(cost)
     (experts,) = cost.experts
     assert (experts.layers, experts.experts, experts.top_k) == (2, 6, 2)
     assert {(g.layers, g.chunk_tokens, g.window_tokens) for g in cost.attention} == {
@@ -355,6 +358,7 @@ def test_attention_to_what_an_indexer_chooses(
     model = make(family, _SIZES | _LATENT | _GROUPED | indexed | own, "eager", new=True)
     cost = model_cost(model)
     assert cost.not_covered == ()
+    check_shapes(cost)
     assert [(g.layers, g.window_tokens) for g in cost.attention] == [(4, 8), (scorers, None)]
     cache = DynamicCache(config=model.config)
     past = 0

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from flop_truth import CACHE, counted, has, held_per_token, one_thread, weights_read
+from shape_truth import check_shapes
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
@@ -180,6 +181,7 @@ def test_every_figure_of_prefill_chunk_and_decode(name: str) -> None:
     cost = model_cost(model)
     assert cost.not_covered == ()
     assert cost.parameter_bytes == sum(p.numel() * p.element_size() for p in model.parameters())
+    check_shapes(cost)
     cache = DynamicCache(config=model.config)
     past = 0
     for query in (24, 5, 1, 1):

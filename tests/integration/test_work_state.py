@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from shape_truth import check_shapes
 from torch.utils.flop_counter import FlopCounterMode
 
 from phaseprof.work.cost import ModelCost
@@ -248,6 +249,7 @@ def test_prefill_and_decode(name: str) -> None:
     model = build(name)
     cost = model_cost(model)
     assert cost.not_covered == ()
+    check_shapes(cost)
     _, by_hand, seen = ARCHITECTURES[name]
     assert sum(s.layers * s.flops_per_token for s in cost.states) == by_hand
     loop = Loop(model)

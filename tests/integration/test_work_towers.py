@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from flop_truth import CACHE, counted, has, held_per_token, one_thread, weights_read
+from shape_truth import check_shapes
 from transformers import DynamicCache
 
 from phaseprof.work.count import Rows, count
@@ -100,6 +101,7 @@ def test_passes_over_text(family: str) -> None:
     model = build(family)
     cost = model_cost(model)
     assert cost.not_covered == ()
+    check_shapes(cost)
     # What is stored is all of it; what a pass over text reads is the decoder and its head.
     assert cost.parameters == sum(p.numel() for p in model.parameters())
     decoder = getattr(model.model, "language_model", None) or model.model.text_model
