@@ -18,6 +18,7 @@ from phaseprof.analyzers.counter_results import (
 )
 from phaseprof.analyzers.results import PhaseFigures
 from phaseprof.cli.render import units
+from phaseprof.cli.render.grid import Grid, GridRow
 from phaseprof.cli.render.layout import MARGIN, keyed, paragraph, plain, stack
 from phaseprof.cli.render.phase_table import ordered
 
@@ -62,6 +63,32 @@ def counters_section(
     width: int,
 ) -> list[Text]:
     """The counters of a report's phases and the state of its devices; nothing without samples."""
+    return lay_out(_rows(phases, by_batch), devices, width)
+
+
+def counters_grid(
+    phases: Mapping[str, PhaseFigures], by_batch: Mapping[int, Mapping[str, PhaseFigures]]
+) -> Grid:
+    """The same rows with every counter that was sampled."""
+    rows = _rows(phases, by_batch)
+    columns = [c for c in _COLUMNS if any(c.get(row.counters) is not None for row in rows)]
+    return Grid(
+        "phase",
+        tuple(column.title for column in columns),
+        tuple(
+            GridRow(
+                row.label.strip(),
+                tuple(_cell(column.get(row.counters), column) for column in columns),
+                nested=row.nested,
+            )
+            for row in rows
+        ),
+    )
+
+
+def _rows(
+    phases: Mapping[str, PhaseFigures], by_batch: Mapping[int, Mapping[str, PhaseFigures]]
+) -> list[Row]:
     rows = []
     for figures in ordered(phases):
         if figures.counters is None or not _any(figures.counters):
@@ -71,7 +98,7 @@ def counters_section(
             nested = by_batch[batch].get(figures.phase.value)
             if nested is not None and nested.counters is not None and _sure(nested.counters):
                 rows.append(Row(f"  batch {batch}", nested.counters, nested=True))
-    return lay_out(rows, devices, width)
+    return rows
 
 
 def lay_out(rows: Sequence[Row], devices: Sequence[DeviceState], width: int) -> list[Text]:

@@ -18,7 +18,7 @@ from phaseprof.phases import Phase
 from phaseprof.work.ops import OpKind
 
 #: How operations are called in the table.
-_TITLES: Mapping[OpKind, str] = {
+OP_TITLES: Mapping[OpKind, str] = {
     OpKind.GATE_UP: "gate/up",
     OpKind.LM_HEAD: "lm head",
     OpKind.ATTENTION_PREFILL: "attn prefill",
@@ -108,7 +108,7 @@ def _share(kind: OpKind, floors: Sequence[StepFloor]) -> _Column:
 
 
 def _title(kind: OpKind) -> str:
-    return _TITLES.get(kind, kind.value)
+    return OP_TITLES.get(kind, kind.value)
 
 
 def _above(phase: Phase, floor: StepFloor) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from phaseprof.analyzers.results import Bound, PhaseFigures, SetAside
 from phaseprof.cli.render import units
+from phaseprof.cli.render.grid import Grid, GridRow
 from phaseprof.cli.render.layout import MARGIN, paragraph, plain
 from phaseprof.phases import Phase
 
@@ -136,6 +137,35 @@ def phase_table(
         note = f"Left out at {width} columns: {', '.join(missed)}."
         lines += paragraph(note, width, paint=plain("dim"))
     return lines
+
+
+def phase_grid(
+    phases: Mapping[str, PhaseFigures],
+    by_batch: Mapping[int, Mapping[str, PhaseFigures]],
+    set_aside: Sequence[SetAside],
+) -> Grid:
+    """The same rows with every column that has a value, then the class and its explained share."""
+    rows = list(_rows(phases, by_batch))
+    columns, cells = _with_values(_columns(rows, by_batch), rows)
+    found = [
+        GridRow(
+            row.label.strip(),
+            (
+                *(cells[column.title][place] for column in columns),
+                row.figures.bound.value,
+                units.percent(row.figures.verdict.explained),
+            ),
+            nested=row.nested,
+        )
+        for place, row in enumerate(rows)
+    ]
+    for each in set_aside:
+        aside = [(_aside_cells(column, [each]) or [""])[0] for column in columns]
+        _, reason = _SET_ASIDE.get(each.reason, ("", ""))
+        note = f"not counted above: {reason}" if reason else "not counted above"
+        found.append(GridRow(_aside_label(each), (*aside, "", ""), note=note))
+    titles = (*(column.title for column in columns), "bound", "explained")
+    return Grid("phase", titles, tuple(found))
 
 
 def _fitting(

@@ -16,6 +16,7 @@ from phaseprof.analyzers.results import (
     Skew,
 )
 from phaseprof.cli.render import units
+from phaseprof.cli.render.grid import Grid, GridRow
 from phaseprof.cli.render.layout import MARGIN, keyed, paragraph, plain
 
 #: Of more ranks than this only the slowest, the fastest and those without an end have a row.
@@ -79,6 +80,19 @@ def ranks_section(ranks: RanksReport | None, width: int) -> list[Text]:
     if hidden > 0:
         said.append(f"In {units.counted(hidden, 'group')} more there is less time lost.")
     return lines + keyed("Skew", said, width)
+
+
+def ranks_grid(ranks: RanksReport) -> Grid:
+    """All ranks with every column that has a value."""
+    columns = [c for c in _COLUMNS[1:] if any(c.known(each) for each in ranks.ranks)]
+    return Grid(
+        "rank",
+        tuple(column.title for column in columns),
+        tuple(
+            GridRow(str(each.rank), tuple(c.cell(each) for c in columns), note=_note(each))
+            for each in ranks.ranks
+        ),
+    )
 
 
 def _head(ranks: RanksReport) -> str:

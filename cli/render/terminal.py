@@ -54,7 +54,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         _damage(report, width),
         _answer(report, width),
         phase_table(report.phases, report.by_batch, report.set_aside, width),
-        _latencies(report, width) + _asides(report, width),
+        _latencies(report, width) + aside_lines(report, width),
         counters_section(report.phases, report.by_batch, report.devices, width),
         kernels_section(report.phases, report.by_batch, report.unattributed, width),
         [
@@ -67,7 +67,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         ranks_section(report.ranks, width),
         _roofline(report, width, unicode),
         _evidence(report, width),
-        _foot(report, width),
+        foot_lines(report, width),
     ]
     text = _export(stack(blocks), width, color)
     return text if unicode else to_ascii(text)
@@ -92,17 +92,21 @@ def _export(lines: Iterable[Text], width: int, color: bool) -> str:
 
 def _head(report: Report, width: int) -> list[Text]:
     facts = report.facts
-    parts = ["phaseprof", facts.model, facts.engine, _device(facts)]
-    if facts.ranks > 1:
-        parts.append(f"{facts.ranks} ranks")
-    parts.append(_workload(report))
-    head = " · ".join(part for part in parts if part)
+    head = " · ".join(["phaseprof", *subject(report)])
     lines = [Text(line) for line in fold(head, width, hang=MARGIN, apart=" · ")]
     lines[0].highlight_words(["phaseprof"], style="bold")
     if facts.model:
         for line in lines:
             line.highlight_regex(re.escape(facts.model), style="bold")
     return lines
+
+
+def subject(report: Report) -> list[str]:
+    """What the report is about, in a few words each: the model, the engine, the device, ranks, the workload."""
+    facts = report.facts
+    ranks = f"{facts.ranks} ranks" if facts.ranks > 1 else ""
+    parts = [facts.model, facts.engine, _device(facts), ranks, _workload(report)]
+    return [part for part in parts if part]
 
 
 def _device(facts: RunFacts) -> str:
@@ -177,7 +181,7 @@ def _with_bounds(line: str) -> Text:
     return text
 
 
-def _asides(report: Report, width: int) -> list[Text]:
+def aside_lines(report: Report, width: int) -> list[Text]:
     """Volumes that are zero in a plain run: one line each, only where they are not."""
     lines: list[Text] = []
     for name, meaning, get in _ASIDES:
@@ -301,7 +305,7 @@ def _with_origin(line: str) -> Text:
     return text
 
 
-def _foot(report: Report, width: int) -> list[Text]:
+def foot_lines(report: Report, width: int) -> list[Text]:
     facts = report.facts
     lines: list[Text] = []
     missing = [
