@@ -11,10 +11,18 @@ which vLLM runs inside the step of the model that it drafts for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from phaseprof.vllm.matrices import (
+    HeldMatrix,
+    Places,
+    elements_of,
+    matmuls_of,
+    products_in,
+    unique,
+)
 from phaseprof.vllm.mixers import backend_of, is_kind, mixer_of
 from phaseprof.vllm.storage import (
     Held,
@@ -23,12 +31,19 @@ from phaseprof.vllm.storage import (
     held_matrix,
     held_numbers,
 )
-from phaseprof.work.cost import AdapterCost, AttentionCost, ExpertsCost, ModelCost, StateCost
+from phaseprof.work.cost import (
+    AdapterCost,
+    AttentionCost,
+    ExpertsCost,
+    ModelCost,
+    StateCost,
+)
 from phaseprof.work.decoder import grouped, grouped_experts
 from phaseprof.work.modules import Kind, class_name, kind_of, matrix_of, own_parameters
-from phaseprof.work.packed import Stored
+from phaseprof.work.ops import OpKind
 from phaseprof.work.parts import NotCovered
 from phaseprof.work.reasons import shorten
+from phaseprof.work.roles import hidden_size, is_norm, role_of
 from phaseprof.work.structure import general, place
 
 if TYPE_CHECKING:
@@ -149,12 +164,18 @@ class _Walk:
     indexers: dict[int, AttentionCost] = field(default_factory=dict)
     states: dict[int, StateCost] = field(default_factory=dict)
     experts: list[ExpertsCost] = field(default_factory=list)
+    matrices: list[HeldMatrix] = field(default_factory=list)
+    hidden: int = 0
+    norms: int = 0
+    places: Places = field(default_factory=Places)
     _mixers: int = 0
     _top_k: int | None = None
 
     def run(self) -> None:
         decoder = decoder_of(self.model)
         self._top_k = chosen_keys(self.model)
+        self.hidden = hidden_size(_text_config(self.model))
+        self.places = Places.of(decoder)
         inside = dict(_modules(decoder))
         self.head = _head(self.model, inside, self.rank.last)
         if self.rank.splits_tokens:
@@ -177,7 +198,7 @@ class _Walk:
     def cost(self) -> ModelCost:
         everything = [*self.body, *self.head_held, *(held for held, _ in self.tables), *self.rest]
         activations = activation_dtype(everything)
-        stored = _unique(everything)
+        stored = unique(everything)
         by_dtype: dict[str, int] = {}
         for part in stored.values():
             by_dtype[part.dtype] = by_dtype.get(part.dtype, 0) + part.bytes
@@ -189,17 +210,17 @@ class _Walk:
             head_weight_bytes=0,
             lookup_bytes_per_token=0,
             parameter_bytes=sum(part.bytes for part in stored.values()),
-            parameters=_elements(everything),
-            dtype=_dtype(everything, activations),
+            parameters=elements_of(everything),
+            dtype=products_in(everything, activations),
             not_covered=shorten(self.reasons),
             stored=tuple(sorted(by_dtype.items(), key=lambda item: -item[1])),
             offloaded_bytes=_offloaded(self.model),
         )
         if self.reasons:
             return whole
-        head = _unique(self.head_held)
-        tables = _unique(held for held, _ in self.tables)
-        body = _unique(self.body)
+        head = unique(self.head_held)
+        tables = unique(held for held, _ in self.tables)
+        body = unique(self.body)
         looked_up = [(held, size) for held, size in self.tables if self.rank.first]
         return replace(
             whole,
@@ -218,6 +239,9 @@ class _Walk:
             states=grouped(self.states),
             row_flops=self.row_flops,
             adapter=self.adapter,
+            matmuls=matmuls_of(self.matrices, tables.keys() - head.keys()),
+            hidden_size=self.hidden,
+            norms=self.norms,
         )
 
     def _beside(self, module: nn.Module) -> Held:
@@ -299,7 +323,10 @@ class _Walk:
             # The router runs before and after the layer, and the streams are mixed by a matrix that it makes.
             streams, hidden = int(module.altup_num_inputs), _widths(module.modality_router)[0]
             self.linear_flops += 2 * streams * hidden * (1 + streams)
+            self.matrices.append(HeldMatrix(OpKind.OTHER.value, hidden, streams, None))
         kind = kind_of(module)
+        if kind in (Kind.EMPTY, Kind.ELEMENTWISE):
+            self.norms += is_norm(module, self.places.around(path), self.hidden)
         if kind is Kind.EMPTY:
             return
         held = held_numbers(module)
@@ -328,6 +355,8 @@ class _Walk:
     def _read_linear(self, path: str, module: Any, inputs: int, outputs: int) -> None:
         flops = 2 * inputs * outputs
         names = path.split(".")
+        bias = outputs if own_parameters(module).get("bias") is not None else 0
+        held = self._held(path, module, inputs * outputs, bias)
         if any(name.startswith(_PER_ROW) for name in names):
             self.row_flops += flops
         elif place(path) is not None or any(name in _PER_TOKEN for name in names[-2:]):
@@ -336,12 +365,14 @@ class _Walk:
                     f"{general(path)}: experts in a list, of which it is not known how many run"
                 )
             self.linear_flops += flops
+            inside = self.places.around(path)
+            role = role_of(path, inside, inputs=inputs, outputs=outputs, hidden=self.hidden)
+            self.matrices.append(HeldMatrix(role, inputs, outputs, held))
         else:
             raise NotCovered(
                 f"{general(path)} ({class_name(module)}): how often it is used is not known"
             )
-        bias = outputs if own_parameters(module).get("bias") is not None else 0
-        self.body.append(self._held(path, module, inputs * outputs, bias))
+        self.body.append(held)
 
     def _read_adapters(self, path: str, module: Any) -> None:
         """The room for adapters beside a layer, which itself is a module inside. Each slot has the matrices of
@@ -381,6 +412,7 @@ class _Walk:
         held = self._held("lm_head", module, rows * width, bias)
         self.head_flops = 2 * rows * width
         self.head_held.append(held)
+        self.matrices.append(HeldMatrix(OpKind.LM_HEAD.value, width, rows, held))
         if not is_kind(module, "ParallelLMHead"):
             # The tokens are looked up in the same table.
             self.tables.append((held, held.bytes // max(rows, 1)))
@@ -447,10 +479,14 @@ def _head(model: nn.Module, inside: dict[str, nn.Module], last: bool) -> Any:
 
 def chosen_keys(model: Any) -> int | None:
     """Keys that an indexer chooses for a query, as the config says."""
+    top_k = getattr(_text_config(model), "index_topk", None)
+    return top_k if isinstance(top_k, int) else None
+
+
+def _text_config(model: Any) -> Any:
     config = getattr(model, "config", None)
     text = getattr(config, "get_text_config", None)
-    top_k = getattr(text() if callable(text) else config, "index_topk", None)
-    return top_k if isinstance(top_k, int) else None
+    return text() if callable(text) else config
 
 
 def _chooses_nothing(model: nn.Module, path: str) -> bool:
@@ -467,28 +503,3 @@ def _offloaded(model: nn.Module) -> int:
         for p in model.parameters()
         if getattr(p, "_vllm_is_uva_offloaded", False)
     )
-
-
-def _unique(held: Iterable[Held]) -> dict[tuple[object, ...], Stored]:
-    return {part.key: part for one in held for part in one.stored}
-
-
-def _elements(everything: Iterable[Held]) -> int:
-    """Numbers that are held, those that several modules share once."""
-    numbers: dict[tuple[object, ...], int] = {}
-    for held in everything:
-        if held.stored:
-            numbers.setdefault(held.stored[0].key, held.elements)
-    return sum(numbers.values())
-
-
-def _dtype(everything: Iterable[Held], activations: str) -> str:
-    """The dtype that most numbers are multiplied in."""
-    numbers: dict[str, int] = {}
-    for held in everything:
-        plain = held.stored[0].dtype if len(held.stored) == 1 else activations
-        if plain not in ("float32", "float16", "bfloat16", "float64"):
-            plain = activations
-        name = held.computes_in or plain
-        numbers[name] = numbers.get(name, 0) + held.elements
-    return max(numbers, key=lambda name: numbers[name], default="unknown")

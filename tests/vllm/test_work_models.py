@@ -173,11 +173,28 @@ def reference(config: Any) -> ModelCost:
 
 
 def differences(cost: ModelCost, other: ModelCost) -> dict[str, tuple[Any, Any]]:
+    """Fields that differ; of the matrices, which vLLM merges, the sums for each role."""
     return {
-        field.name: (ours, theirs)
-        for field in fields(ModelCost)
-        if (ours := getattr(cost, field.name)) != (theirs := getattr(other, field.name))
+        name: (ours, theirs)
+        for name in (*(f.name for f in fields(ModelCost) if f.name != "matmuls"), "roles")
+        if (ours := _figure(cost, name)) != (theirs := _figure(other, name))
     }
+
+
+def _figure(cost: ModelCost, name: str) -> Any:
+    return roles(cost) if name == "roles" else getattr(cost, name)
+
+
+def roles(cost: ModelCost) -> dict[str, tuple[int, int]]:
+    """Elements and bytes of the matrices, by role."""
+    found: dict[str, tuple[int, int]] = {}
+    for matrix in cost.matmuls:
+        elements, size = found.get(matrix.role, (0, 0))
+        found[matrix.role] = (
+            elements + matrix.count * matrix.inputs * matrix.outputs,
+            size + matrix.count * matrix.weight_bytes,
+        )
+    return found
 
 
 @pytest.mark.parametrize(
@@ -245,7 +262,10 @@ def test_states(load: Load, name: str, channels: int, taps: int, layers: int) ->
     state keeps those before the newest token."""
     config = CONFIGS[name]()
     cost, expected = vllm_cost(load(config)), reference(config)
-    assert set(differences(cost, expected)) == {"linear_flops_per_token", "states"}
+    assert set(differences(cost, expected)) == {"linear_flops_per_token", "states", "roles"}
+    merged, apart = roles(cost), roles(expected)
+    assert {role for role in merged if merged[role] != apart[role]} == {"other"}
+    assert merged["other"][0] - apart["other"][0] == layers * channels * taps
     (ours,), (theirs,) = cost.states, expected.states
     convolution = 2 * channels * taps
     assert ours.layers == theirs.layers == layers
@@ -298,6 +318,11 @@ def test_ranks_together_are_the_whole(load: Load, name: str) -> None:
         "qwen3-next": 4 * 2 * 128 * (4 + 1),
     }[name]
     assert 2 * first.linear_flops_per_token == whole.linear_flops_per_token + both
+    halves, wholes = roles(first), roles(whole)
+    split = {role for role in wholes if 2 * halves[role][0] == wholes[role][0]}
+    assert {"lm_head", "o"} <= split and {"router", "latent"}.isdisjoint(split)
+    assert sum(2 * halves[role][0] - wholes[role][0] for role in wholes) == both // 2
+    assert first.hidden_size == whole.hidden_size == 128
     assert 2 * first.head_flops_per_token == whole.head_flops_per_token
     assert 2 * first.head_weight_bytes == whole.head_weight_bytes
     assert [2 * a.query_heads for a in first.attention] == [a.query_heads for a in whole.attention]
@@ -317,6 +342,14 @@ def test_more_ranks_than_key_heads_copy_them(load: Load) -> None:
     cost = vllm_cost(load(config, tensor=4))
     (attention,) = cost.attention
     assert (attention.query_heads, attention.kv_heads) == (1, 1)
+    shapes = [(m.role, m.count, m.inputs, m.outputs, m.weight_bytes) for m in cost.matmuls]
+    assert shapes == [
+        ("qkv", 2, 128, 32 + 2 * 32, 4 * 128 * 96),
+        ("o", 2, 32, 128, 4 * 32 * 128),
+        ("gate_up", 2, 128, 2 * 256 // 4, 4 * 128 * 128),
+        ("down", 2, 256 // 4, 128, 4 * 64 * 128),
+        ("lm_head", 1, 128, 256 // 4, 4 * 128 * 64),
+    ]
     assert cost.linear_flops_per_token == 2 * 2 * (
         128 * (32 + 2 * 32) + 32 * 128 + 3 * 128 * (256 // 4)
     )
@@ -384,6 +417,10 @@ def test_four_bits_of_gptq(load: Load) -> None:
     scales = 2 * sum(i // 32 * o * 2 for i, o in SHAPES)
     norms, tables = 5 * 128 * 2, 256 * 128 * 2
     assert cost.body_weight_bytes == packed + scales + norms
+    assert [m.weight_bytes for m in cost.matmuls] == [
+        *(i * o // 2 + i // 32 * o * 2 for i, o in SHAPES),
+        tables,
+    ]
     assert cost.head_weight_bytes == tables
     assert cost.linear_flops_per_token == 2 * 2 * sum(i * o for i, o in SHAPES)
     assert (cost.dtype, cost.parameters) == (
