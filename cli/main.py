@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import phaseprof
-from phaseprof.cli import calibrate, doctor, export, import_trace, profile, report, run
+from phaseprof.cli import calibrate, compare, doctor, export, import_trace, profile, report, run
 from phaseprof.cli.render import errors
 from phaseprof.errors import PhaseprofError, UsageError
 
@@ -92,6 +92,11 @@ _register(
     name="import",
 )
 _register(report.report, "Read", "phaseprof report trace --json | jq .phases.decode.bound")
+_register(
+    compare.compare,
+    "Read",
+    "phaseprof compare base new --fail-on 'decode.tpot_ms.p50 > +5%'",
+)
 _register(export.export, "Read", "phaseprof export trace --to perfetto")
 _register(calibrate.calibrate, "This machine", "phaseprof calibrate --device cpu --dtype bfloat16")
 _register(doctor.doctor, "This machine", "phaseprof doctor")

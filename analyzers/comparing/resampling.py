@@ -3,8 +3,9 @@
 Passes of one request are alike, and a machine drifts: the parts of a run that can be taken as independent are stretches
 of it, not passes. A run is cut into units (`phaseprof.analyzers.comparing.units`), units that follow each other are
 joined to blocks until blocks tell nothing of each other any more, and whole blocks are drawn with replacement (Künsch
-1989; Carlstein 1986 for blocks that do not overlap). The standard error of what is drawn goes into an interval of
-Student's t with one degree of freedom less than there are blocks, so that few blocks give a wide interval.
+1989; Carlstein 1986 for blocks that do not overlap). The standard error of what is drawn is widened by what correlation
+neighbouring blocks still show, or may have where they are few, and goes into an interval of Student's t with one degree
+of freedom less than there are blocks: few blocks give a wide interval.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 #: Draws. The standard error that they give is itself good to 1 / sqrt(2 x draws), 2.5 %.
 DRAWS = 800
@@ -20,6 +22,10 @@ DRAWS = 800
 _SEED = 20_240_229
 #: Blocks that have to remain where units are joined: fewer leave no figure of a spread to choose by.
 LEAST_BLOCKS = 8
+#: What is expected of the correlation of neighbouring blocks, and how many blocks that counts for.
+_PRIOR, _PRIOR_BLOCKS = 0.5, 8
+#: The most that it is taken to be.
+_MOST_ALIKE = 0.8
 #: Below two there is no spread at all.
 _TWO = 2
 
@@ -109,7 +115,29 @@ def spread(
     mean = math.fsum(logs) / len(logs)
     variance = math.fsum((value - mean) ** 2 for value in logs) / (len(logs) - 1)
     # A draw of n blocks varies by (n - 1) / n of what the mean of n new ones would.
-    return Spread(math.sqrt(variance * len(blocks) / (len(blocks) - 1)), len(blocks), units)
+    variance *= len(blocks) / (len(blocks) - 1)
+    variance *= inflation([math.fsum(influence[begin:end]) for begin, end in blocks])
+    return Spread(math.sqrt(variance), len(blocks), units)
+
+
+def inflation(sums: Sequence[float]) -> float:
+    """How much more the mean of blocks varies than that of independent ones: ``(1 + r) / (1 - r)`` for a correlation
+    ``r`` of neighbours.
+
+    Few blocks hardly show their correlation, and machines drift: what is found (its bias taken off, Kendall 1954) is
+    weighed against half, as if eight more blocks had shown that.
+    """
+    n = len(sums)
+    mean = math.fsum(sums) / n
+    off = [value - mean for value in sums]
+    whole = math.fsum(value * value for value in off)
+    if not whole:
+        return 1.0
+    found = math.fsum(a * b for a, b in pairwise(off)) / whole
+    found = min(found + (1 + 3 * found) / n, 1.0)
+    r = (n * found + _PRIOR_BLOCKS * _PRIOR) / (n + _PRIOR_BLOCKS)
+    r = min(max(r, 0.0), _MOST_ALIKE)
+    return (1 + r) / (1 - r)
 
 
 def block_length(influence: Sequence[float]) -> int:
@@ -136,7 +164,7 @@ def ranges(units: int, length: int) -> list[tuple[int, int]]:
     """Blocks of about so many units, none of them much shorter than the others."""
     blocks = max(units // length, 1)
     edges = [units * number // blocks for number in range(blocks + 1)]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def t95(freedom: float) -> float:
