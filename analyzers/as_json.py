@@ -25,7 +25,7 @@ def to_json(report: Report) -> dict[str, Any]:
     ``provenance``, ``devices`` (the state of each sampled device), ``ranks`` (null for one rank), ``engine`` and
     ``interference`` (null without a serving engine), ``goodput`` (null without objectives), and ``unattributed``
     (kernels of no pass; null without any), ``operations`` (the floor of each phase, operation by operation), ``mixed``
-    (null without mixed steps) and ``two_phases``.
+    (null without mixed steps), ``two_phases`` and ``sweep`` (null unless several sizes were profiled).
     """
     cost = report.own_cost
     facts = asdict(report.facts)
@@ -55,6 +55,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "operations": {name: _floor(floor) for name, floor in report.operations.items()},
         "mixed": None if report.mixed is None else asdict(report.mixed),
         "two_phases": [asdict(fact) for fact in report.two_phases],
+        "sweep": None if report.sweep is None else asdict(report.sweep),
     }
     safe: dict[str, Any] = _safe(result)
     return safe

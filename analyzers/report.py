@@ -25,6 +25,7 @@ from phaseprof.analyzers.requests import RequestAnalysis, analyze_requests
 from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report, RunFacts
 from phaseprof.analyzers.served import analyze_serving
 from phaseprof.analyzers.serving import Objective
+from phaseprof.analyzers.sweep import analyze_sweep
 from phaseprof.analyzers.testimony import Testimony
 from phaseprof.analyzers.two_phases import two_phase_facts
 from phaseprof.analyzers.windows import windows_cost
@@ -118,6 +119,7 @@ def build_report(
         operations=step_floors(rows, cost, basis.ceilings, phases),
         mixed=split_mixed(rows, cost, basis.ceilings),
         two_phases=two_phase_facts(phases, by_batch, counted.passes, primary),
+        sweep=analyze_sweep(counted, primary, basis),
     )
 
 

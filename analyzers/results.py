@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from phaseprof.analyzers.mixed_split import MixedSplit
     from phaseprof.analyzers.op_results import StepFloor
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
+    from phaseprof.analyzers.sweep_results import Sweep
     from phaseprof.analyzers.two_phases import Fact
     from phaseprof.analyzers.windows import WindowsCost
 
@@ -409,6 +410,7 @@ class Report:
         operations: The floor of each phase, operation by operation; empty without work or roofs.
         mixed: Whose time mixed steps are, and the effect of other chunks; None without such steps.
         two_phases: What sets prefill and decode apart, as this run shows it.
+        sweep: How the figures change with the sizes of a sweep; None without one.
     """
 
     facts: RunFacts
@@ -431,3 +433,4 @@ class Report:
     operations: Mapping[str, StepFloor] = field(default_factory=dict)
     mixed: MixedSplit | None = None
     two_phases: tuple[Fact, ...] = ()
+    sweep: Sweep | None = None

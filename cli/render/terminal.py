@@ -33,6 +33,7 @@ from phaseprof.cli.render.operations import (
 from phaseprof.cli.render.phase_table import BOUND_STYLE, ordered, phase_table
 from phaseprof.cli.render.ranks import ranks_section
 from phaseprof.cli.render.roofline import Mark, roofline
+from phaseprof.cli.render.sweep import sweep_section
 from phaseprof.trace.meta import Device
 
 #: Below this many columns nothing is legible; the text is laid out for this width then.
@@ -55,6 +56,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         _answer(report, width),
         phase_table(report.phases, report.by_batch, report.set_aside, width),
         _latencies(report, width) + aside_lines(report, width),
+        sweep_section(report.sweep, width),
         counters_section(report.phases, report.by_batch, report.devices, width),
         kernels_section(report.phases, report.by_batch, report.unattributed, width),
         [
@@ -140,9 +142,9 @@ def _workload(report: Report) -> str:
     if not requests.count:
         return ""
     parts = [units.counted(requests.count, "request")]
-    prompt, new = facts.get("prompt_tokens"), facts.get("new_tokens")
-    if isinstance(prompt, int) and isinstance(new, int):
-        parts.append(f"{units.count(prompt)} prompt + {units.count(new)} new tokens")
+    prompts, news = _sizes(facts.get("prompt_tokens")), _sizes(facts.get("new_tokens"))
+    if prompts and news:
+        parts.append(f"{prompts} prompt + {news} new tokens")
     else:
         prompt, output = requests.prompt_tokens, requests.output_tokens
         parts.append(f"{units.count(prompt)} prompt + {units.count(output)} output tokens in all")
@@ -150,6 +152,15 @@ def _workload(report: Report) -> str:
     if isinstance(batches, (list, tuple)) and batches:
         parts.append("batch " + ", ".join(str(each) for each in batches))
     return ", ".join(parts)
+
+
+def _sizes(value: object) -> str:
+    """One size of a sweep or several; empty if it is neither."""
+    if isinstance(value, int):
+        return units.count(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(units.count(each) for each in value)
+    return ""
 
 
 def _damage(report: Report, width: int) -> list[Text]:
