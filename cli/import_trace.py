@@ -11,7 +11,7 @@ import typer
 from phaseprof.cli.options import Output
 
 if TYPE_CHECKING:
-    from phaseprof.importing.run import RankFound
+    from phaseprof.importing.run import Imported, RankFound
     from phaseprof.phases import Phase
 
 
@@ -111,17 +111,18 @@ def _clear(trace: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _lines(found: tuple[RankFound, ...]) -> list[str]:
-    """What was found, a few lines a file; of many ranks the first ones in full."""
+def _lines(found: Imported) -> list[str]:
+    """What was found, a few lines a file."""
     lines = []
-    for each in found:
-        where = f"{each.file}, rank {each.rank}" if len(found) > 1 else each.file
+    for each in found.ranks:
+        where = f"{each.file}, rank {each.rank}" if len(found.ranks) > 1 else each.file
         lines.append(f"{where}: {_steps(each)}")
         lines.append(f"  {_kernels(each)}")
         lines += [f"  damaged: {clause}" for clause in each.damage]
         if each.incomplete:
             lines.append(f"  {each.incomplete:,} steps lack kernels that they ran")
-    if not any(each.passes for each in found):
+    lines += [f"left out: {file}: {why}" for file, why in found.left_out.items()]
+    if not any(each.passes for each in found.ranks):
         lines.append(
             "Nothing announces prefill or decode: put record_function(NAME) around each, record again, and import "
             "with --annotation NAME=prefill."

@@ -112,11 +112,14 @@ class Contents:
 
     Attributes:
         source: What wrote it: ``kineto`` or ``nsys``.
-        annotations: Spans that users and engines placed.
+        annotations: Spans that users and engines placed, and that were asked for.
+        drawn: Such spans as the profiler drew them on devices, around what they launched: the process is the number
+            of the device, the thread its stream.
         functions: Calls of Python functions that were asked for.
         lookups: Look-ups of embeddings whose shapes were recorded.
         devices: Those that were used; if none was, those that are described.
         described: How many devices the file describes.
+        process: That recorded; 0 if it is not known.
         rank: Rank that the file names; None if it names none.
         world_size: Likewise.
         versions: Of what recorded it.
@@ -130,10 +133,12 @@ class Contents:
 
     source: str
     annotations: tuple[Span, ...] = ()
+    drawn: tuple[Span, ...] = ()
     functions: tuple[Span, ...] = ()
     lookups: tuple[LookedUp, ...] = ()
     devices: tuple[DeviceFound, ...] = ()
     described: int = 0
+    process: int = 0
     rank: int | None = None
     world_size: int | None = None
     versions: dict[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from phaseprof.collectors.files.contents import Marker
 from phaseprof.errors import TraceError
 
 #: Ids of a partition that follow one another, and how many partitions there are at most: ids beyond are folded back.
@@ -24,6 +25,9 @@ _PARTITIONS = 128
 #: Integers that are held before they go to disk: 24 MB.
 _HELD = 3 << 20
 _INT64 = 1 << 63
+_NO_GRID = (-1, -1, -1)
+#: The file of the markers, beside those of the partitions.
+_MARKERS = "markers"
 
 
 class EventRow(NamedTuple):
@@ -93,6 +97,7 @@ class Joinery:
         self._folder: Path | None = None
         self._launch_parts: dict[int, array[int]] = {}
         self._event_parts: dict[int, array[int]] = {}
+        self._marker_rows: array[int] = array("q")
         self._operators: array[int] = array("q")
         self._covered: dict[int, int] = {}
         self._held = 0
@@ -134,6 +139,36 @@ class Joinery:
             rows = self._event_parts[part] = array("q")
         rows.extend((correlation, start_ns, duration_ns, name, device, stream))
         self._hold(6)
+
+    def add_marker(self, event: EventRow, grid: tuple[int, int, int] | None) -> None:
+        """A kernel by which steps can be told apart; it is a device event as well."""
+        self._marker_rows.extend((*event, *(grid or _NO_GRID)))
+        self._hold(len(event) + len(_NO_GRID))
+
+    def markers(self) -> list[Marker]:
+        """The markers in the order of the file, without their launches; on the axis of the trace. Each call makes them
+        anew: they are many."""
+        rows: array[int] = array("q")
+        if self._folder is not None:
+            with contextlib.suppress(FileNotFoundError):
+                rows.frombytes((self._folder / _MARKERS).read_bytes())
+        rows.extend(self._marker_rows)
+        return [self._marker(row) for row in _rows(rows, 9)]
+
+    def _marker(self, row: tuple[int, ...]) -> Marker:
+        correlation, start, duration, name, device, stream, *grid = row
+        start += self.shift_ns
+        return Marker(
+            self.names[name],
+            None,
+            None,
+            start,
+            start + duration,
+            device,
+            stream,
+            None if tuple(grid) == _NO_GRID else (grid[0], grid[1], grid[2]),
+            correlation,
+        )
 
     def add_operator(self, start_ns: int, duration_ns: int, thread_id: int, name: int) -> None:
         """An operator, if it lies in none that came before it on its thread."""
@@ -197,6 +232,10 @@ class Joinery:
                     with open(self._folder / f"{kind}-{part}", "ab") as file:
                         rows.tofile(file)
                 parts.clear()
+            if self._marker_rows:
+                with open(self._folder / _MARKERS, "ab") as file:
+                    self._marker_rows.tofile(file)
+                self._marker_rows = array("q")
         except OSError as error:
             raise TraceError(
                 f"The trace cannot be written to {self._parent}: {error.strerror or error}.",
@@ -207,7 +246,8 @@ class Joinery:
     def _on_disk(self) -> set[int]:
         if self._folder is None:
             return set()
-        return {int(path.name.partition("-")[2]) for path in self._folder.iterdir()}
+        names = (path.name for path in self._folder.iterdir())
+        return {int(name.partition("-")[2]) for name in names if name != _MARKERS}
 
     def _whole(self, kind: str, part: int, held: dict[int, array[int]]) -> array[int]:
         rows: array[int] = array("q")

@@ -9,7 +9,7 @@ Kineto has renamed its categories and moved its clock over the years; all forms 
 - A stream is an argument, or a thread named ``stream 7``; a device is an argument, or the process of the event.
 - AMD's devices have numbers that are no places in the list of devices, and may have no name.
 
-``gpu_user_annotation`` is a span of the host drawn on a device: it is no work, and is left out.
+``gpu_user_annotation`` is a span of the host drawn on a device: it is no work, and is told apart from it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from phaseprof.collectors.files.contents import (
     DeviceFound,
     LeftOut,
     LookedUp,
-    Marker,
     Span,
 )
-from phaseprof.collectors.files.joinery import Joinery, correlation_of
+from phaseprof.collectors.files.joinery import EventRow, Joinery, correlation_of
 from phaseprof.collectors.files.source import Bytes
 
 #: By category: what is done with its events.
@@ -70,8 +69,9 @@ def read(
     *,
     function_kind: Callable[[str], str],
     wants_marker: Callable[[str], bool],
+    wants_annotation: Callable[[str], bool] = lambda name: True,
     progress: Progress = lambda done: None,
-) -> tuple[Contents, list[Marker]]:
+) -> Contents:
     """Read a file of torch.profiler.
 
     Args:
@@ -79,16 +79,18 @@ def read(
         joinery: Takes launches, device events and, of a recording without devices, operators.
         function_kind: Which kind a Python function of that name (``file.py(12): function``) is of; empty for one
             whose calls are not kept. Neither are those within another one of their kind.
-        wants_marker: Whether kernels of that name are kept as markers as well. Markers have no launch yet.
+        wants_marker: Whether kernels of that name are kept as markers as well.
+        wants_annotation: Whether spans of that name are kept.
         progress: Told of events read.
 
     Returns:
-        What is little, and the markers in the order of the file, with times on the axis of the contents.
+        What is little.
 
     Raises:
         NoEventsError: If it is no Chrome trace.
     """
-    return _Reading(source, joinery, function_kind, wants_marker).run(progress)
+    reading = _Reading(source, joinery, function_kind, wants_marker, wants_annotation)
+    return reading.run(progress)
 
 
 class _Reading:
@@ -100,12 +102,14 @@ class _Reading:
         joinery: Joinery,
         function_kind: Callable[[str], str],
         wants_marker: Callable[[str], bool],
+        wants_annotation: Callable[[str], bool],
     ) -> None:
         self._source = source
         self._trace = ChromeTrace(source)
         self._joinery = joinery
         self._function_kind = function_kind
         self._wants_marker = wants_marker
+        self._wants_annotation = wants_annotation
         self._function_names: dict[str, str] = {}
         self._last_calls: dict[tuple[str, Loose], Span] = {}
         self._launching: dict[str, int] = {}
@@ -113,7 +117,8 @@ class _Reading:
         self._left_out = LeftOut()
         self._annotations: list[Span] = []
         self._functions: list[Span] = []
-        self._markers: list[Marker] = []
+        self._drawn: list[Span] = []
+        self._process = 0
         self._lookups: list[LookedUp] = []
         self._products: dict[Loose, int] = {}
         self._devices: dict[int, None] = {}
@@ -123,13 +128,14 @@ class _Reading:
         self._hip = False
         self._ended_ops = False
 
-    def run(self, progress: Progress) -> tuple[Contents, list[Marker]]:
+    def run(self, progress: Progress) -> Contents:
         take: dict[Loose, Callable[[Event], None]] = {
             **dict.fromkeys(_DEVICE, self._take_device_event),
             **dict.fromkeys(_HOST, self._take_call),
             **dict.fromkeys(_OPERATORS, self._take_operator),
             "python_function": self._take_function,
             "user_annotation": self._take_annotation,
+            "gpu_user_annotation": self._take_drawn,
         }
         done = 0
         for events in self._trace:
@@ -168,20 +174,8 @@ class _Reading:
         if marks is None:
             marks = self._marks[name] = self._wants_marker(str(event.name))
         if marks:
-            grid = None if args is None else _grid(args.grid)
-            self._markers.append(
-                Marker(
-                    str(event.name),
-                    None,
-                    None,
-                    start,
-                    start + duration,
-                    number,
-                    stream,
-                    grid,
-                    correlation,
-                )
-            )
+            row = EventRow(correlation, start, duration, name, number, stream)
+            self._joinery.add_marker(row, None if args is None else _grid(args.grid))
 
     def _take_call(self, event: Event) -> None:
         name = event.name
@@ -239,7 +233,19 @@ class _Reading:
     def _take_annotation(self, event: Event) -> None:
         span = self._named_span(event)
         if span is not None:
-            self._annotations.append(span)
+            self._process = self._process or span.process
+            if self._wants_annotation(span.name):
+                self._annotations.append(span)
+
+    def _take_drawn(self, event: Event) -> None:
+        # It spans what ran, and is none of it: not even the begin and the end of the recording are its.
+        name, args = event.name, event.args
+        number = _whole(event.pid if args is None or args.device is None else args.device)
+        if not isinstance(name, str) or number is None or not self._wants_annotation(name):
+            return
+        span = self._span(event)
+        if span is not None:
+            self._drawn.append(Span(name, span[0], sum(span), self._stream(event), number))
 
     def _take_function(self, event: Event) -> None:
         name = event.name
@@ -307,7 +313,7 @@ class _Reading:
 
     # The whole
 
-    def _contents(self) -> tuple[Contents, list[Marker]]:
+    def _contents(self) -> Contents:
         header = self._trace.header
         base = _whole(header.get("baseTimeNanoseconds"))
         absolute = self._last >= _EPOCH_US and self._first >= _EPOCH_US
@@ -317,9 +323,10 @@ class _Reading:
         distributed = header.get("distributedInfo")
         told = distributed if isinstance(distributed, dict) else {}
         described = [_device(entry) for entry in lists(header, "deviceProperties")]
-        contents = Contents(
+        return Contents(
             source="kineto",
             annotations=tuple(_moved(span, shift) for span in self._annotations),
+            drawn=tuple(_moved(span, shift) for span in self._drawn),
             functions=tuple(_moved(span, shift) for span in self._functions),
             lookups=tuple(
                 replace(
@@ -331,6 +338,7 @@ class _Reading:
             ),
             devices=self._named([each for each in described if each is not None]),
             described=len(described),
+            process=self._process,
             rank=_natural(told.get("rank")),
             world_size=_natural(told.get("world_size")) or None,
             versions=_versions(header),
@@ -341,21 +349,6 @@ class _Reading:
             left_out=self._left_out,
             damage=tuple(clauses(self._trace.damage, self._source.damage)),
         )
-        markers = [
-            Marker(
-                each.name,
-                None,
-                None,
-                each.start_ns + shift,
-                each.end_ns + shift,
-                each.device,
-                each.stream,
-                each.grid,
-                each.launch,
-            )
-            for each in self._markers
-        ]
-        return contents, markers
 
     def _named(self, described: list[DeviceFound]) -> tuple[DeviceFound, ...]:
         """The devices that were used, as the file describes them; those that it describes if none was."""
@@ -426,7 +419,7 @@ def _grid(value: Any) -> tuple[int, int, int] | None:
     if (
         isinstance(value, list)
         and len(value) == 3
-        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+        and all(isinstance(each, int) and 0 <= each < _INT32 for each in value)
     ):
         return value[0], value[1], value[2]
     return None

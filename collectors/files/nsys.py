@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from phaseprof.collectors.files.contents import Contents, LeftOut, Marker, Span
-from phaseprof.collectors.files.joinery import Joinery
+from phaseprof.collectors.files.contents import Contents, LeftOut, Span
+from phaseprof.collectors.files.joinery import EventRow, Joinery
 from phaseprof.collectors.files.nsys_database import Database
 from phaseprof.collectors.files.nsys_gpus import Gpus
 from phaseprof.collectors.files.nsys_metrics import Sampled, SampleRow, read_samples
-from phaseprof.errors import NotMeasured, TraceError
+from phaseprof.collectors.files.source import NoRecordingError
+from phaseprof.errors import NotMeasured
 
 #: What a graph that was traced as a whole is called among the kernels.
 WHOLE_GRAPH = "cuda_graph_traced_as_a_whole"
@@ -93,11 +94,11 @@ def processes(database: Database) -> tuple[Process, ...]:
     """The processes that ran something on a device; of a recording without devices those that called or placed ranges.
 
     Raises:
-        TraceError: If the database is no export of Nsight Systems, or has nothing of what is read here.
+        NoRecordingError: If the database is no export of Nsight Systems, or has nothing of what is read here.
     """
     known = (_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES)
     if not any(map(database.has, (*known, "StringIds", "META_DATA_EXPORT"))):
-        raise TraceError(
+        raise NoRecordingError(
             f"{database.name} is an SQLite database, but no export of Nsight Systems.",
             "nsys export --type sqlite REPORT.nsys-rep",
         )
@@ -125,7 +126,7 @@ def processes(database: Database) -> tuple[Process, ...]:
     if any(_some(database, table) for table in known):
         return (Process(None, 0),)
     damage = f" ({'; '.join(database.damage)})" if database.damage else ""
-    raise TraceError(
+    raise NoRecordingError(
         f"{database.name} has no kernels, no launches and no ranges{damage}.",
         "Record with nsys profile --trace=cuda,nvtx, and export all tables.",
     )
@@ -137,8 +138,9 @@ def read(
     joinery: Joinery,
     *,
     wants_marker: Callable[[str], bool],
+    wants_annotation: Callable[[str], bool] = lambda name: True,
     progress: Progress = lambda done: None,
-) -> tuple[Contents, list[Marker]]:
+) -> Contents:
     """Read what one process did.
 
     Args:
@@ -146,12 +148,13 @@ def read(
         process: One of `processes`.
         joinery: Takes launches and device events.
         wants_marker: Whether kernels of that name are kept as markers as well.
+        wants_annotation: Whether ranges of that name are kept.
         progress: Told of rows read.
 
     Returns:
-        What is little, and the markers in the order of the file, without their launches.
+        What is little.
     """
-    return _Reading(database, process, joinery, wants_marker, progress).run()
+    return _Reading(database, process, joinery, wants_marker, wants_annotation, progress).run()
 
 
 def samples(database: Database, sampled: Sampled) -> Iterator[SampleRow]:
@@ -171,25 +174,26 @@ class _Reading:
         process: Process,
         joinery: Joinery,
         wants_marker: Callable[[str], bool],
+        wants_annotation: Callable[[str], bool],
         progress: Progress,
     ) -> None:
         self._database = database
         self._process = process
         self._joinery = joinery
         self._wants_marker = wants_marker
+        self._wants_annotation = wants_annotation
         self._progress = progress
         self._gpus = Gpus(database)
         self._strings = _Strings(database)
         self._shift, self._epoch = _clock(database)
         self._left_out = LeftOut()
-        self._markers: list[Marker] = []
         self._devices: dict[int, None] = {}
         self._lacking: list[NotMeasured] = []
         self._first: int | None = None
         self._last = 0
         self._done = 0
 
-    def run(self) -> tuple[Contents, list[Marker]]:
+    def run(self) -> Contents:
         self._joinery.shift_ns = self._shift
         annotations = tuple(self._ranges())
         self._calls()
@@ -200,11 +204,12 @@ class _Reading:
             "META_DATA_EXPORT", "value", where="name = ?", of=("EXPORT_PRODUCT_VERSION",)
         )
         some = self._first is not None
-        contents = Contents(
+        return Contents(
             source="nsys",
             annotations=annotations,
             devices=tuple(map(self._gpus.described, sorted(self._devices))),
             described=len(self._gpus),
+            process=self._process.pid,
             rank=self._process.rank,
             versions={"nsight_systems": export} if isinstance(export, str) else {},
             epoch=self._epoch,
@@ -214,7 +219,6 @@ class _Reading:
             damage=tuple(self._database.damage),
             lacking=tuple(self._lacking),
         )
-        return contents, self._markers
 
     # Host
 
@@ -242,12 +246,15 @@ class _Reading:
                 continue
             if not self._in_time(start, end):
                 continue
+            name = _APPENDED.sub("", name)
+            if not self._wants_annotation(name):
+                continue
             if held == _SPANS:
                 dropped += 1
                 continue
             held += 1
             yield Span(
-                _APPENDED.sub("", name),
+                name,
                 start + self._shift,
                 end + self._shift,
                 thread & _TID_MASK if isinstance(thread, int) else 0,
@@ -342,19 +349,10 @@ class _Reading:
             number = self._add(start, end, device, stream, correlation, place)
             if marks and number is not None:
                 grid = (x, y, z) if all(isinstance(each, int) for each in (x, y, z)) else None
-                self._markers.append(
-                    Marker(
-                        self._joinery.names[place],
-                        None,
-                        None,
-                        start + self._shift,
-                        end + self._shift,
-                        number,
-                        _stream(stream),
-                        grid,
-                        _correlation(correlation),
-                    )
+                row = EventRow(
+                    _correlation(correlation), start, end - start, place, number, _stream(stream)
                 )
+                self._joinery.add_marker(row, grid)
 
     def _copies(self) -> None:
         columns = ("start", "end", "deviceId", "streamId", "correlationId")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from phaseprof.collectors.files.source import Bytes
+from phaseprof.collectors.files.source import Bytes, NoRecordingError
 from phaseprof.errors import TraceError
 
 #: What `nsys` itself writes. They are not open, and `nsys` alone can read them.
@@ -47,7 +47,7 @@ class Database:
         damage: Why rows of it could not be read, as clauses, each once.
 
     Raises:
-        TraceError: If it is no database, or its list of tables cannot be read.
+        NoRecordingError: If it is no database, or its list of tables cannot be read.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -62,7 +62,7 @@ class Database:
             found = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             self._tables = {str(row[0]).lower(): str(row[0]) for row in found.fetchall()}
         except sqlite3.Error as error:
-            raise TraceError(
+            raise NoRecordingError(
                 f"{name} is a damaged SQLite file: {error}.", "Export it, or copy it, again."
             ) from error
 

@@ -33,6 +33,10 @@ _OTHERS: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
+class NoRecordingError(TraceError):
+    """A file holds no recording that could be imported."""
+
+
 class FileKind(enum.StrEnum):
     """What a file holds."""
 
@@ -47,7 +51,8 @@ class Bytes:
         path: The file; ``-`` for standard input.
 
     Raises:
-        TraceError: If it cannot be opened, is empty, or is no file that can be read here.
+        TraceError: If it cannot be opened.
+        NoRecordingError: If it is empty, or no file that can be read here.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -86,7 +91,7 @@ class Bytes:
             raise TraceError(f"{self.name} cannot be read: {error.strerror or error}.") from error
         if not first:
             self._file.close()
-            raise TraceError(f"{self.name} is empty.")
+            raise NoRecordingError(f"{self.name} is empty.")
         return first
 
     def _kind(self) -> FileKind:
@@ -101,7 +106,9 @@ class Bytes:
         for magic, what, remedy in _OTHERS:
             if head.startswith(magic):
                 self._file.close()
-                raise TraceError(f"{self.name} is {what}, no trace that can be imported.", remedy)
+                raise NoRecordingError(
+                    f"{self.name} is {what}, no trace that can be imported.", remedy
+                )
         return FileKind.JSON
 
     def _plain(self) -> Iterator[bytes]:

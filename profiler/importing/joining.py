@@ -6,8 +6,7 @@ What has no launch in sight, or one outside of all steps, keeps no pass: it is c
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 from phaseprof.attribution import PassJoin, PassWindow, always_has_events
 from phaseprof.collectors.files.contents import Marker
 from phaseprof.collectors.files.joinery import EventRow, Joinery, LaunchRow, Partition
+from phaseprof.importing.drawn import Drawn
 from phaseprof.importing.forms import Step
 from phaseprof.schema import KERNELS
 from phaseprof.trace.columns import to_column
@@ -87,6 +87,7 @@ def join_events(
     source: str,
     device_name: Callable[[int], str],
     write: Callable[[pa.Table], None],
+    drawn: Drawn | None = None,
 ) -> Joined:
     """Join all device events of a rank, and hand over their rows, some thousands at a time.
 
@@ -97,6 +98,7 @@ def join_events(
         source: What the rows come from: ``kineto``, ``nsys``.
         device_name: Names a device of the file as torch would.
         write: Takes rows of the `kernels` table.
+        drawn: The steps on devices, where nothing else tells which kernels are theirs.
     """
     join = PassJoin(step_windows(steps, pass_ids))
     place_of = {number: place for place, number in enumerate(pass_ids)}
@@ -104,34 +106,39 @@ def join_events(
     names = _Devices(device_name)
     for partition in joinery.partitions():
         launched = _launches(partition)
-        passes: dict[int, int | None] = {}
-        answered = Counter[int]()
+        places: dict[int, int | None] = {}
+        answered: set[int] = set()
         rows = _Rows(joinery, source)
         for event in sorted(partition.event_rows(), key=_start_of):
             launch = launched.get(event.correlation) if event.correlation else None
             start = event.start_ns + joinery.shift_ns
-            number: int | None = None
-            launched_ns: int | None = None
+            launched_ns = None if launch is None else launch.start_ns + joinery.shift_ns
             joined.events += 1
-            if launch is None:
+            place: int | None = None
+            if drawn is not None:
+                place = drawn.of(event.device, event.stream, start + event.duration_ns // 2)
+            elif launch is not None:
+                if event.correlation not in places:
+                    found = join.of_launch(launch.start_ns + joinery.shift_ns, launch.thread_id)
+                    places[event.correlation] = None if found is None else place_of[found.pass_id]
+                place = places[event.correlation]
+            if launch is not None:
+                answered.add(event.correlation)
+            if place is not None:
+                own = joined.steps.setdefault(place, StepKernels())
+                in_graph = launch is not None and "Graph" in joinery.names[launch.name]
+                own.add(start, start + event.duration_ns, in_graph)
+            elif launch is None:
                 joined.launchless += 1
             else:
-                launched_ns = launch.start_ns + joinery.shift_ns
-                if event.correlation not in passes:
-                    found = join.of_launch(launched_ns, launch.thread_id)
-                    passes[event.correlation] = None if found is None else found.pass_id
-                number = passes[event.correlation]
-                answered[event.correlation] += 1
-                if number is None:
-                    joined.between += 1
-                else:
-                    own = joined.steps.setdefault(place_of[number], StepKernels())
-                    in_graph = "Graph" in joinery.names[launch.name]
-                    own.add(start, start + event.duration_ns, in_graph)
+                joined.between += 1
+            number = None if place is None else pass_ids[place]
             rows.add(event, start, number, launched_ns, names[event.device])
         for correlation, launch in launched.items():
             if correlation not in answered and always_has_events(joinery.names[launch.name]):
                 joined.unanswered += 1
+                if drawn is not None:
+                    continue
                 found = join.of_launch(launch.start_ns + joinery.shift_ns, launch.thread_id)
                 if found is not None:
                     own = joined.steps.setdefault(place_of[found.pass_id], StepKernels())
@@ -165,9 +172,9 @@ def join_operators(
     return joined
 
 
-def with_launches(markers: Iterable[Marker], joinery: Joinery) -> tuple[Marker, ...]:
+def with_launches(joinery: Joinery) -> tuple[Marker, ...]:
     """The markers with the time and the thread of their launch, by launch; those without one come last."""
-    listed = list(markers)
+    listed = joinery.markers()
     wanted = {each.launch for each in listed if each.launch}
     seen: dict[int, LaunchRow] = {}
     for partition in joinery.partitions() if wanted else ():

@@ -55,11 +55,17 @@ def lacking_of(
         )
         return
     yield from _of_steps(chosen)
+    if chosen.drawn is not None:
+        yield NotMeasured(
+            "which step launched a kernel",
+            "the host was not recorded: a kernel is of the step within whose range on its device it ran",
+            _RECORD,
+        )
     if joined.on_cpu:
         yield NotMeasured(
             "times without a profiler", "the recording was made under one, which slows operators"
         )
-    else:
+    elif chosen.drawn is None:
         yield NotMeasured(
             "times of the host without a profiler",
             "the recording was made under one, which slows launches: a pass has the time from its "

@@ -1,9 +1,9 @@
 """The steps of a recording, by the best evidence that it has.
 
 In this order: ranges that a user named or an engine placed for each step; ranges within steps; calls of Python
-functions; look-ups of embeddings; kernels. One kind decides for a whole recording, so that no step is there twice;
-kinds after it only tell the phase of steps that have none, and whether they disagree. Nothing here looks at how long
-anything took.
+functions; ranges on devices; look-ups of embeddings; kernels. One kind decides for a whole recording, so that no step
+is there twice; kinds after it only tell the phase of steps that have none, and whether they disagree. Nothing here
+looks at how long anything took.
 """
 
 from __future__ import annotations
@@ -13,15 +13,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
-from phaseprof.importing.annotations import steps_announced, steps_of_parts
+from phaseprof.importing.annotations import (
+    announced,
+    is_part,
+    phase_named,
+    steps_announced,
+    steps_of_parts,
+)
+from phaseprof.importing.drawn import Drawn, steps_drawn
 from phaseprof.importing.forms import LookedUp, Marker, Span, Step
 from phaseprof.importing.inferred import settle_by_kernels, steps_of_kernels, wants_marker
 from phaseprof.importing.lookups import settle_by_lookups, steps_of_lookups
 from phaseprof.importing.stacks import function_kind, steps_of_calls
 from phaseprof.phases import Phase
 
-__all__ = ["Chosen", "Evidence", "choose", "function_kind", "wants_marker"]
+__all__ = ["Chosen", "Evidence", "choose", "function_kind", "wants_annotation", "wants_marker"]
 
 #: Gives the markers of a recording, by launch. It takes a while: it is asked only if nothing else helps.
 Markers = Callable[[], Sequence[Marker]]
@@ -33,6 +41,7 @@ class Evidence(StrEnum):
     ANNOTATIONS = "annotations of steps"
     PARTS = "ranges within steps"
     CALLS = "calls of Python functions"
+    DRAWN = "annotations of steps, on a device"
     LOOKUPS = "look-ups of embeddings"
     KERNELS = "kernels"
     NONE = "nothing"
@@ -48,6 +57,7 @@ class Chosen:
         why: What that is, in a clause: for `KERNELS` what it rests on, for `NONE` what is missing.
         unknown: How many steps have no phase because it could not be told, by the reason.
         disagreements: Where another kind of evidence says something else, as sentences.
+        drawn: The same steps on devices, of a recording without the host: kernels are joined by them.
     """
 
     steps: tuple[Step, ...]
@@ -55,6 +65,7 @@ class Chosen:
     why: str
     unknown: Mapping[str, int]
     disagreements: tuple[str, ...] = ()
+    drawn: Drawn | None = None
 
 
 def choose(
@@ -63,6 +74,7 @@ def choose(
     markers: Markers,
     named: Mapping[str, Phase],
     lookups: Sequence[LookedUp] = (),
+    drawn: Sequence[Span] = (),
 ) -> Chosen:
     """Find the steps of one rank.
 
@@ -72,8 +84,10 @@ def choose(
         markers: Gives kernels that `wants_marker` wants.
         named: Phases of ranges by their names, as the user gives them; ``*`` in a name stands for anything.
         lookups: Look-ups of embeddings with their shapes, where those were recorded.
+        drawn: Spans on devices, as `phaseprof.importing.drawn` takes them.
     """
     disagreements: tuple[str, ...] = ()
+    on_devices: Drawn | None = None
     steps = steps_announced(annotations, named)
     calls = steps_of_calls(functions)
     evidence, why = Evidence.ANNOTATIONS, "each step was announced by a range"
@@ -88,6 +102,9 @@ def choose(
     elif calls:
         steps, evidence = calls, Evidence.CALLS
         why = "no range announced a step, but calls of functions were recorded"
+    elif (on_devices := steps_drawn(drawn, named)).steps:
+        steps, evidence = on_devices.steps, Evidence.DRAWN
+        why = "each step was announced by a range, which the profiler drew on its device"
     elif steps := steps_of_lookups(lookups):
         evidence = Evidence.LOOKUPS
         why = (
@@ -98,12 +115,33 @@ def choose(
         inferred = steps_of_kernels(markers())
         steps, why = inferred.steps, inferred.why
         evidence = Evidence.KERNELS if steps else Evidence.NONE
-    if evidence is not Evidence.KERNELS:
+    if evidence not in (Evidence.DRAWN, Evidence.KERNELS):
         steps = settle_by_lookups(steps, lookups)
         if any(step.work.unknown for step in steps):
             steps = settle_by_kernels(steps, markers())
     unknown = Counter(step.work.unknown for step in steps if step.work.unknown)
-    return Chosen(tuple(sorted(steps, key=_start_of)), evidence, why, unknown, disagreements)
+    return Chosen(
+        tuple(sorted(steps, key=_start_of)),
+        evidence,
+        why,
+        unknown,
+        disagreements,
+        on_devices if evidence is Evidence.DRAWN else None,
+    )
+
+
+def wants_annotation(named: Mapping[str, Phase]) -> Callable[[str], bool]:
+    """Tells whether a range of a name says anything of steps: others, of which there may be millions, are not held.
+
+    Args:
+        named: Phases by names of the user's.
+    """
+
+    @lru_cache(maxsize=4096)
+    def wanted(name: str) -> bool:
+        return phase_named(name, named) is not None or announced(name) is not None or is_part(name)
+
+    return wanted
 
 
 def _differences(steps: Sequence[Step], calls: Sequence[Step]) -> tuple[str, ...]:

@@ -181,6 +181,58 @@ def test_recordings_of_several_ranks_are_one_trace(
     assert "a.json, rank 1: 1 decode" in capsys.readouterr().out
 
 
+def front_end(target: Path, *more: dict[str, Any]) -> Path:
+    """What vLLM writes of the process that serves, beside the files of its ranks."""
+    call = {"ph": "X", "cat": "python_function", "name": "asyncio/events.py(78): _run", "pid": 7}
+    events = [{**call, "tid": 7, "ts": 5.0, "dur": 1.0}, *more]
+    target.write_text(json.dumps({"traceEvents": events}))
+    return target
+
+
+def test_files_of_a_folder_that_are_of_no_rank_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    as_rank(KEPT / "vllm-mi300x-decode-full-graph.json.gz", folder / "rank0.json", 0)
+    front_end(folder / "async_llm.json")
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7}
+    front_end(folder / "other.json", {**operator, "ts": 6.0, "dur": 1.0})
+    (folder / "config.json").write_text('{"hidden_size": 5}')
+    (folder / "rank1.json").write_bytes(b"")
+    trace = imported(tmp_path, folder)
+    assert [(meta.rank, meta.world_size) for meta in trace.metas] == [(0, None)]
+    assert trace.kernels.num_rows == 434
+    said = {entry.what: entry.why for meta in trace.metas for entry in meta.not_measured}
+    left = {
+        "async_llm.json": "holds no event of torch.profiler",
+        "other.json": "has no steps, and nothing in it ran on a device",
+        "config.json": "is no trace that can be imported: it has no list `traceEvents`",
+        "rank1.json": "is empty",
+    }
+    assert {name: said[f"anything of {name}"] for name in left} == left
+    out = capsys.readouterr().out
+    assert all(f"left out: {name}: {why}\n" in out for name, why in left.items())
+
+
+def test_files_in_which_nothing_was_done_are_imported_if_there_are_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 7, "tid": 7}
+    files = [
+        front_end(tmp_path / f"{name}.json", {**operator, "ts": at, "dur": 1.0})
+        for name, at in (("a", 6.0), ("b", 7.0))
+    ]
+    trace = imported(tmp_path, *files, front_end(tmp_path / "c.json"))
+    assert sorted(meta.rank for meta in trace.metas) == [0, 1]
+    assert trace.kernels.num_rows == 2
+    assert "left out: c.json: holds no event" in capsys.readouterr().out
+    # None of several is a recording at all.
+    bad = [front_end(tmp_path / f"{name}.json") for name in "de"]
+    assert main(["import", *map(str, bad), "-o", str(tmp_path / "none")]) == 1
+    assert "d.json holds no event of torch.profiler" in " ".join(capsys.readouterr().err.split())
+
+
 def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = KEPT / "vllm-mi300x-decode-full-graph.json.gz"
 

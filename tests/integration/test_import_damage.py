@@ -101,7 +101,7 @@ def run_import(text: bytes, folder: Path) -> tuple[RankFound, Counter[Row]] | No
     shutil.rmtree(trace, ignore_errors=True)
     trace.mkdir()
     try:
-        (found,) = import_files([str(file)], trace, Options())
+        (found,) = import_files([str(file)], trace, Options()).ranks
     except TraceError:
         return None
     opened = open_trace(trace)

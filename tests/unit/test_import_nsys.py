@@ -149,10 +149,10 @@ def read(path: Path, tmp: Path) -> dict[int, tuple[Contents, list[Marker], Joine
     with opened(Bytes(path), path, tmp) as database:
         for process in nsys.processes(database):
             joinery = Joinery(tmp)
-            contents, markers = nsys.read(
+            contents = nsys.read(
                 database, process, joinery, wants_marker=lambda name: "flash" in name
             )
-            found[process.pid] = contents, markers, joinery, list(database.damage)
+            found[process.pid] = contents, joinery.markers(), joinery, list(database.damage)
     return found
 
 
@@ -412,7 +412,7 @@ def test_the_real_export_of_two_devices(tmp_path: Path) -> None:
 def test_an_export_becomes_a_trace_with_a_rank_for_each_process(tmp_path: Path) -> None:
     trace = tmp_path / "T"
     trace.mkdir()
-    found = import_files([str(export(tmp_path / "x.sqlite"))], trace, Options())
+    found = import_files([str(export(tmp_path / "x.sqlite"))], trace, Options()).ranks
     assert [(each.rank, dict(each.passes)) for each in found] == [
         (0, {"prefill": 1}),
         (1, {"mixed": 1}),

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from phaseprof.attribution import PassWindow
-from phaseprof.collectors.files.contents import Marker
-from phaseprof.collectors.files.joinery import Joinery
+from phaseprof.collectors.files.joinery import EventRow, Joinery
 from phaseprof.importing.forms import Step, StepWork
 from phaseprof.importing.joining import (
     Joined,
@@ -146,10 +145,10 @@ def test_markers_get_their_launch(tmp_path: Path) -> None:
     recording.launch(4, 40)
     recording.launch(3, 30, thread=9)
 
-    def marker(launch: int) -> Marker:
-        return Marker("m", None, None, BASE + 90, BASE + 95, 0, 7, None, launch)
-
-    found = with_launches([marker(8), marker(4), marker(3), marker(0)], recording.joinery)
+    name = recording.joinery.name("m")
+    for launch in (8, 4, 3, 0):
+        recording.joinery.add_marker(EventRow(launch, 90, 5, name, 0, 7), None)
+    found = with_launches(recording.joinery)
     assert [(each.launch, each.launched_ns, each.thread_id) for each in found] == [
         (3, BASE + 30, 9),
         (4, BASE + 40, 7),

@@ -23,14 +23,13 @@ class Read:
         text = json.dumps({**before, "traceEvents": events, **header.get("behind", {})})
         path.write_text(text)
         self.joinery = Joinery(folder)
-        self.contents: Contents
-        self.markers: list[Marker]
-        self.contents, self.markers = kineto.read(
+        self.contents: Contents = kineto.read(
             Bytes(path),
             self.joinery,
             function_kind=lambda name: "step" if name.endswith(": execute_model") else "",
             wants_marker=lambda name: name.startswith("reshape_and_cache"),
         )
+        self.markers: list[Marker] = self.joinery.markers()
         partitions = list(self.joinery.partitions())
         shift = self.joinery.shift_ns
         self.events: list[EventRow] = [
@@ -301,7 +300,10 @@ def test_what_goes_to_disk_comes_back_and_leaves_nothing(
     joinery = Joinery(tmp_path)
     name = joinery.name("k")
     ids = [1, 2, 40_000, 3, 9_999_999, 1 << 62, 40_000]
+    rows = []
     for place, correlation in enumerate(ids * 20):
+        rows.append(EventRow(correlation, place, 1, name, 0, 7))
+        joinery.add_marker(rows[-1], (place, 1, 1) if place % 2 else None)
         joinery.add_launch(correlation, place, 5, name)
         joinery.add_event(correlation, place, 1, name, 0, 7)
     assert [path.name[:8] for path in tmp_path.iterdir()] == [".import-"]
@@ -309,6 +311,10 @@ def test_what_goes_to_disk_comes_back_and_leaves_nothing(
     events = [row for part in joinery.partitions() for row in part.event_rows()]
     assert sorted(row.start_ns for row in launches) == list(range(140))
     assert sorted(row.start_ns for row in events) == list(range(140))
+    assert [(each.launch, each.start_ns, each.grid) for each in joinery.markers()] == [
+        (row.correlation, row.start_ns, (row.start_ns, 1, 1) if row.start_ns % 2 else None)
+        for row in rows
+    ]
     for part in joinery.partitions():
         assert {row.correlation for row in part.launch_rows()} == {
             row.correlation for row in part.event_rows()
