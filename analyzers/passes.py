@@ -236,6 +236,8 @@ def sort_passes(passes: pa.Table, primary: Primary, ceilings: Ceilings | None) -
 def steady_passes(passes: pa.Table, primary: Primary) -> pa.Table:
     """The rows of the primary model that steady-state figures come from, with their time as `span_ns`; of a phase with
     no others, its first passes."""
+    if passes.num_rows == 0:
+        return passes.append_column("span_ns", _span_ns(passes))
     status = pa.concat_arrays([statuses(rows, primary) for rows in parts(passes)])
     steady = passes.filter(pc.equal(status, _code(Status.STEADY)))
     first = passes.filter(pc.equal(status, _code(Status.FIRST)))

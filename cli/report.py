@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from phaseprof.errors import UsageError
 
 
 def report(
@@ -36,6 +39,14 @@ def report(
             show_default=False,
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Show a run while it is being recorded: throughput, phases, bounds and the queue of the last 30 s, "
+            "every 2 s, until it ends.",
+        ),
+    ] = False,
 ) -> None:
     """Show what a trace says: the bound of each phase, its figures, latencies, and what was not measured.
 
@@ -48,6 +59,15 @@ def report(
 
     # It gives back at once what is freed: a tenth less memory on a long trace. This process is ours alone.
     pa.set_memory_pool(pa.system_memory_pool())
+    if live:
+        from phaseprof.cli.watch import watch
+
+        if as_json or slo is not None:
+            raise UsageError("--watch shows the moment: it takes neither --json nor --slo.")
+        # Ctrl-C is how one stops to watch.
+        with contextlib.suppress(KeyboardInterrupt):
+            watch(trace, sys.stdout, width=width)
+        return
     objectives = () if slo is None else parse_objectives(slo)
     loaded = load_report(trace, objectives=objectives)
     if as_json:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from phaseprof.errors import TraceError
-from phaseprof.schema import CALLS, PASSES, SCHEMA_VERSION, STEPS, TABLES, TableSpec
+from phaseprof.schema import CALLS, PASSES, REQUESTS, SCHEMA_VERSION, STEPS, TABLES, TableSpec
 from phaseprof.trace.columns import to_column
 from phaseprof.trace.forms import Form, Lean, is_name
 from phaseprof.trace.meta import ProcessMeta
@@ -77,13 +77,15 @@ class Trace:
         return _cut_off(self.metas) or bool(self.damage)
 
 
-def open_trace(path: str | Path, *, lean: Lean | None = None) -> Trace:
+def open_trace(path: str | Path, *, lean: Lean | None = None, since_ns: int | None = None) -> Trace:
     """Open the trace in a folder. A run that is still going may be opened: what was flushed is there.
 
     Args:
         path: The folder.
         lean: What is not needed of it. The columns that are read may then be dictionaries, and the whole numbers in
             slices narrower; None for every column as the schema has it.
+        since_ns: What lies before this time (Unix ns) is not needed: whole row groups of it are not read. Requests that
+            have not ended are read.
 
     Raises:
         TraceError: If there is no trace, or nothing of it can be read.
@@ -99,11 +101,11 @@ def open_trace(path: str | Path, *, lean: Lean | None = None) -> Trace:
     damage: list[str] = []
     unread: list[str] = []
     metas = tuple(_read_metas(folder / "meta", unread))
-    tables = _read_tables(folder, lean, _cut_off(metas) or bool(unread), damage)
+    tables = _read_tables(folder, lean, _cut_off(metas) or bool(unread), damage, since_ns)
     if lean is not None and damage and not _cut_off(metas):
         # It was cut off after all: read it again, with what that needs.
         damage.clear()
-        tables = _read_tables(folder, lean, True, damage)
+        tables = _read_tables(folder, lean, True, damage, since_ns)
     damage += unread
     if damage and not metas and not any(len(table) for table in tables.values()):
         raise TraceError(f"Nothing of the trace {folder} can be read: {damage[0]}", _SHOW)
@@ -112,7 +114,7 @@ def open_trace(path: str | Path, *, lean: Lean | None = None) -> Trace:
         metas=metas,
         damage=tuple(damage),
         size_bytes=_size_bytes(folder),
-        sample=None if lean is None else _read_sample(folder),
+        sample=None if lean is None else _read_sample(folder, since_ns),
         **tables,
     )
 
@@ -122,13 +124,13 @@ def _cut_off(metas: Sequence[ProcessMeta]) -> bool:
 
 
 def _read_tables(
-    folder: Path, lean: Lean | None, cut_off: bool, damage: list[str]
+    folder: Path, lean: Lean | None, cut_off: bool, damage: list[str], since_ns: int | None
 ) -> dict[str, pa.Table]:
     omitted = frozenset[str]()
     if lean is not None:
         omitted = lean.without if cut_off else lean.without | lean.without_if_whole
     return {
-        spec.name: _read_table(folder, Form.of(spec, omitted, lean is not None), damage)
+        spec.name: _read_table(folder, Form.of(spec, omitted, lean is not None), damage, since_ns)
         for spec in TABLES
     }
 
@@ -142,7 +144,9 @@ def _size_bytes(folder: Path) -> int:
     return size
 
 
-def _read_table(folder: Path, form: Form, damage: list[str]) -> pa.Table:
+def _read_table(
+    folder: Path, form: Form, damage: list[str], since_ns: int | None = None
+) -> pa.Table:
     spec = form.spec
     for _ in range(_LISTINGS):
         found: list[str] = []
@@ -150,7 +154,7 @@ def _read_table(folder: Path, form: Form, damage: list[str]) -> pa.Table:
             tables = [
                 rows
                 for part, rank in _parts(folder / spec.name)
-                for rows in _read_part(part, rank, form, part.relative_to(folder), found)
+                for rows in _read_part(part, rank, form, part.relative_to(folder), found, since_ns)
             ]
         except _MergedAway:
             continue
@@ -173,7 +177,7 @@ class _MergedAway(Exception):
 
 
 def _read_part(
-    part: Path, rank: int, form: Form, where: Path, damage: list[str]
+    part: Path, rank: int, form: Form, where: Path, damage: list[str], since_ns: int | None
 ) -> Iterator[pa.Table]:
     spec = form.spec
     try:
@@ -184,7 +188,7 @@ def _read_part(
                 damage.append(f"{where} cannot be read: it is no part of {spec.name}.")
                 return
             stored = [file.schema.column(place).path for place in range(len(file.schema))]
-        rows = [form.conform(group, rank) for group in _row_groups(part, form, stored)]
+        rows = [form.conform(group, rank) for group in _row_groups(part, form, stored, since_ns)]
     except (OSError, pa.ArrowException, KeyError, ValueError, OverflowError) as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(part):
             raise _MergedAway from error
@@ -199,9 +203,12 @@ def _read_part(
     yield from rows
 
 
-def _read_sample(folder: Path) -> pa.Table:
-    """Some row groups of the passes, evenly over them; what cannot be read is named where all of them are."""
+def _read_sample(folder: Path, since_ns: int | None) -> pa.Table:
+    """Some row groups of the passes, evenly over them; what cannot be read is named where all of them are. None for
+    somebody who wants to know what happens now."""
     form = Form.of(PASSES, frozenset(), lean=False)
+    if since_ns is not None:
+        return form.no_rows()
     groups: list[tuple[Path, int, int]] = []
     for part, rank in _parts(folder / PASSES.name):
         with contextlib.suppress(OSError, pa.ArrowException), pq.ParquetFile(part) as file:
@@ -220,21 +227,44 @@ def _read_sample(folder: Path) -> pa.Table:
     return _last_rows(pa.concat_tables(tables[::-1]), PASSES)
 
 
-def _row_groups(part: Path, form: Form, stored: Sequence[str]) -> Iterator[pa.Table]:
+def _row_groups(
+    part: Path, form: Form, stored: Sequence[str], since_ns: int | None
+) -> Iterator[pa.Table]:
     """The rows of a part, group by group, so that what is read of a column is never there twice as a whole."""
     columns = [path for path in stored if form.wants(path)]
     names = [path for path in columns if form.lean and is_name(path)]
     with pq.ParquetFile(part, read_dictionary=names or None) as file:
+        groups = [
+            group
+            for group in range(file.num_row_groups)
+            if since_ns is None or _reaches(file.metadata.row_group(group), form.spec, since_ns)
+        ]
+        done = 0
         try:
-            for group in range(file.num_row_groups):
+            for group in groups:
                 yield file.read_row_group(group, columns=columns)
+                done += 1
             return
         except pa.ArrowNotImplementedError:
             # Names that are too many for a dictionary, inside of lists.
-            done = group
+            pass
     with pq.ParquetFile(part) as file:
-        for group in range(done, file.num_row_groups):
+        for group in groups[done:]:
             yield file.read_row_group(group, columns=columns)
+
+
+def _reaches(group: pq.RowGroupMetaData, spec: TableSpec, since_ns: int) -> bool:
+    """Whether a row of a group may be of a time or later, by the statistics of its column; True where these are not
+    there."""
+    name = "finished_ns" if spec is REQUESTS else "start_ns"
+    for place in range(group.num_columns):
+        column = group.column(place)
+        if column.path_in_schema == name:
+            told = column.statistics
+            if told is None or not told.has_min_max:
+                return True
+            return bool(told.max >= since_ns or (told.has_null_count and told.null_count))
+    return True
 
 
 def _ascends(keys: pa.ChunkedArray, *, strictly: bool = False) -> bool:
