@@ -217,9 +217,11 @@ def knee_of(sizes: Sequence[float], repeats: Sequence[Sequence[float]]) -> Knee 
         return fit(order, values).knee if by_line else halfway(order, values)
 
     at = find(medians)
-    low, high = resample(cells, find)
+    # One repeat says nothing of how sure it is.
+    told = min(map(len, cells)) > 1
+    low, high = resample(cells, find) if told else (math.inf, math.inf)
     return Knee(
-        place=_place(at, low, high, order),
+        place=_place(at, low, high, order) if told else Place.OPEN,
         at=at if math.isfinite(at) else None,
         low=low if math.isfinite(low) else None,
         high=high if math.isfinite(high) else None,

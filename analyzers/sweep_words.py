@@ -80,26 +80,28 @@ def _at(series: DecodeSeries) -> str:
 def _knee_of(series: DecodeSeries, *, at_length: bool) -> str:
     knee = series.knee
     assert knee is not None
-    where = f" {_at(series)}" if at_length else ""
+    where = f"{_at(series)}, " if at_length else ""
     most = series.batches[-1]
     if knee.place is Place.OPEN:
         return (
-            f"where batching stops helping{where} cannot be told: the repeats leave it {_between(knee)}; "
-            f"{_growth(series)}"
+            f"{where}where batching stops helping cannot be told: {_open(knee)}; {_growth(series)}"
         )
     if knee.place in (Place.BEYOND, Place.NOWHERE):
-        text = f"batching still helps{where} at batch {most}, the largest that was run: {_growth(series)}"
+        text = f"{where}batching still helps at batch {most}, the largest that was run: {_growth(series)}"
         if knee.place is Place.BEYOND and knee.at is not None:
             text += f", and would stop at about {size(knee.at)}{_interval(knee)} if it went on so"
         return text + _crossing(series.roofs)
     if knee.place is Place.BELOW:
         return (
-            f"batching hardly helps{where}, from batch {series.batches[0]} on: {_growth(series)}, {_adds(series)}"
+            f"{where}batching hardly helps, from batch {series.batches[0]} on: {_growth(series)}, {_adds(series)}"
             f"{_crossing(series.roofs)}"
         )
     assert knee.at is not None
+    text = f"{where}batching stops paying at about batch {size(knee.at)}{_interval(knee)}"
+    if not knee.by_line:
+        return f"{text}: up to there steps hardly take longer, beyond it nearly in proportion{_crossing(series.roofs)}"
     return (
-        f"batching stops helping{where} at about {size(knee.at)} sequences{_interval(knee)}: up to there "
+        f"{text}, with half of the {number(1e3 / knee.each_ms)} tokens/s that more of them tend to: up to there "
         f"{_shared(series)}, beyond it {_adds(series)}{_crossing(series.roofs)}"
     )
 
@@ -111,7 +113,7 @@ def _briefly(series: DecodeSeries) -> str:
         return f"at about {size(knee.at)}{_interval(knee)}"
     return {
         Place.BELOW: "hardly at all",
-        Place.OPEN: f"it cannot be told ({_between(knee)})",
+        Place.OPEN: f"it cannot be told ({_open(knee)})",
     }.get(knee.place, f"not up to batch {series.batches[-1]}")
 
 
@@ -119,13 +121,14 @@ def _shared(series: DecodeSeries) -> str:
     """What more sequences share: the fixed cost of a step, and how much of it is reading the weights."""
     knee, roofs = series.knee, series.roofs
     assert knee is not None
-    fixed = f"the {duration(knee.fixed_ms / 1e3)} that any step takes are shared by more of them"
+    fixed = f"they share the {duration(knee.fixed_ms / 1e3)} that any step takes"
     if roofs is None or knee.fixed_ms <= 0:
         return fixed
-    share = roofs.weights_ms / knee.fixed_ms
-    if share >= _MOST:
-        return f"{fixed} (reading the weights: {duration(roofs.weights_ms / 1e3)} at the roof)"
-    return f"{fixed} (reading the weights is only {percent(share)} of that)"
+    if roofs.weights_ms >= _MOST * knee.fixed_ms:
+        return f"{fixed} ({duration(roofs.weights_ms / 1e3)} to read the weights at the roof)"
+    return (
+        f"{fixed} (only {duration(roofs.weights_ms / 1e3)} of it to read the weights at the roof)"
+    )
 
 
 def _adds(series: DecodeSeries) -> str:
@@ -135,21 +138,20 @@ def _adds(series: DecodeSeries) -> str:
     adds = f"each adds its own {duration(knee.each_ms / 1e3)}"
     if roofs is None or knee.each_ms <= 0:
         return adds
-    own = max(roofs.kv_ms, roofs.compute_ms)
-    what = "computing" if roofs.compute_ms >= roofs.kv_ms else "reading its KV"
-    if own >= _MOST * knee.each_ms:
-        return f"{adds}, mostly {what}"
-    return f"{adds}, of which {what} is {percent(own / knee.each_ms)} at the roof"
+    own_ms = max(roofs.kv_ms, roofs.compute_ms)
+    what = "to compute" if roofs.compute_ms >= roofs.kv_ms else "to read its KV"
+    only = "" if own_ms >= _MOST * knee.each_ms else "only "
+    return f"{adds} ({only}{duration(own_ms / 1e3)} {what} at the roof)"
 
 
 def _crossing(roofs: DecodeRoofs | None) -> str:
     if roofs is None:
         return ""
     if roofs.ridge is not None:
-        return f" (the roofs cross at batch {size(roofs.ridge)})"
+        return f"; the roofs cross at batch {size(roofs.ridge)}"
     return (
-        " (by the roofs, KV reads keep it bandwidth-bound at any batch, and weigh as much as the weights at batch "
-        f"{size(roofs.knee)})"
+        "; by the roofs, KV reads keep it bandwidth-bound at any batch, and weigh as much as the weights at batch "
+        f"{size(roofs.knee)}"
     )
 
 
@@ -175,15 +177,17 @@ def _prefill(series: PrefillSeries, cells: Sequence[CellFigures]) -> str:
             "more of them take in proportion longer, so that prompts gain nothing from being batched"
         )
     if knee.place is Place.INSIDE and knee.at is not None:
-        return (
+        text = (
             f"prefill reaches {best}{_fall(series, cells)} and is {bound} at {most:,} tokens a pass: from about "
-            f"{size(knee.at)} tokens{_interval(knee)} on{ridge} more of them take in proportion longer, and below "
-            f"that a pass takes {duration(knee.fixed_ms / 1e3)} however few they are"
+            f"{size(knee.at)} tokens{_interval(knee)} on{ridge} more of them take in proportion longer"
         )
+        if not knee.by_line:
+            return text
+        return f"{text}, and below that the {duration(knee.fixed_ms / 1e3)} that any pass takes weigh more"
     if knee.place is Place.OPEN:
         return (
             f"prefill reaches {best} and is {bound} at {most:,} tokens a pass; from where on more of them take in "
-            f"proportion longer cannot be told: the repeats leave it {_between(knee)}"
+            f"proportion longer cannot be told: {_open(knee)}"
         )
     return (
         f"prefill still gains from more tokens a pass at {most:,}, the most that were run, with {best}, and is "
@@ -230,9 +234,13 @@ def _interval(knee: Knee) -> str:
     return f" (90 %: {size(knee.low)} to {size(knee.high)})"
 
 
-def _between(knee: Knee) -> str:
-    low = size(knee.low or 0.0)
-    return f"above {low}" if knee.high is None else f"between {low} and {size(knee.high)}"
+def _open(knee: Knee) -> str:
+    """Why a knee is open."""
+    if knee.low is None:
+        return "a cell with one repeat shows no spread"
+    if knee.high is None:
+        return f"the repeats leave it above {size(knee.low)}"
+    return f"the repeats leave it between {size(knee.low)} and {size(knee.high)}"
 
 
 def lacking(

@@ -29,6 +29,7 @@ _GAP = 2
 _LEAST_BAR, _MOST_BAR = 10, 48
 #: Outliers that are named.
 _NAMED = 5
+_LEGEND = "bars: tok/s, dots: in proportion to the batch"
 _FULL, _EVEN = "█", "·"
 #: The order in which columns go where there is no room: first what the bar and other columns tell.
 _DROP_ORDER = ("TPOT", "TTFT", "explained", "±", "gain")
@@ -54,9 +55,9 @@ def sweep_section(sweep: Sweep | None, width: int) -> list[Text]:
         lines += keyed("" if number else "Sweep", [sentence], width)
     lines += _decode(sweep, width)
     lines += _prefill(sweep, width)
-    lines += keyed("Outliers", [*_outliers(sweep.outliers)], width)
-    lines += keyed("To say more", sweep.missing, width)
-    return lines
+    last = keyed("Outliers", [*_outliers(sweep.outliers)], width)
+    last += keyed("To say more", sweep.missing, width)
+    return [*lines, Text(), *last] if last else lines
 
 
 def _decode(sweep: Sweep, width: int) -> Iterator[Text]:
@@ -84,7 +85,7 @@ def _decode(sweep: Sweep, width: int) -> Iterator[Text]:
         ]
         title = f"Decode, {units.count(key[0])} prompt + {units.count(key[1])} new tokens"
         yield Text()
-        yield from _table(title, rows, width)
+        yield from _table(title, rows, width, _LEGEND)
         yield from _below(series_of.get(key), width)
 
 
@@ -113,7 +114,7 @@ def _prefill(sweep: Sweep, width: int) -> Iterator[Text]:
         for (prompt, batch), (cell, phase) in sorted(seen.items())
     ]
     yield Text()
-    yield from _table("Prefill", rows, width)
+    yield from _table("Prefill", rows, width, "bars: tok/s")
     if sweep.prefill is not None:
         notes = [_turned(turn, "tokens a pass") for turn in sweep.prefill.turns]
         if sweep.prefill.rate_flops is not None:
@@ -140,7 +141,7 @@ def _below(series: DecodeSeries | None, width: int) -> Iterator[Text]:
 
 def _fitted(knee: Knee) -> str:
     line = f"step = {units.duration(knee.fixed_ms)} + batch x {units.duration(knee.each_ms)}"
-    return f"{line} (within {units.percent(knee.misfit)})"
+    return f"{line} (misfit {units.percent(knee.misfit)})"
 
 
 def _turned(turn: Turn, of: str) -> str:
@@ -156,7 +157,7 @@ def _notes(notes: Sequence[str], width: int) -> Iterator[Text]:
         )
 
 
-def _table(title: str, rows: Sequence[_Row], width: int) -> Iterator[Text]:
+def _table(title: str, rows: Sequence[_Row], width: int, legend: str) -> Iterator[Text]:
     """A header, the rows, and a bar for each where there is room: its rate, and dots to where that would be if it had
     grown with the batch."""
     names = [name for name in rows[0].cells if any(row.cells[name] != units.DASH for row in rows)]
@@ -174,7 +175,10 @@ def _table(title: str, rows: Sequence[_Row], width: int) -> Iterator[Text]:
         if name in names:
             names.remove(name)
     room = min(width - taken() - _GAP, _MOST_BAR)
-    yield Text(" " * MARGIN + title, style="bold")
+    heading = Text(" " * MARGIN).append(title, style="bold")
+    if room >= _LEAST_BAR and len(heading) + _GAP + len(legend) <= width:
+        heading.append(" " * _GAP + legend, style="dim")
+    yield heading
     head = " " * MARGIN + "".join(f"{name:>{widths[name] + _GAP}}" for name in names)
     yield Text(f"{head}{' ' * _GAP}bound".rstrip(), style="dim")
     most = max(row.length for row in rows)
