@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from phaseprof.errors import ModelError, UsageError
+from phaseprof.errors import UsageError
 from phaseprof.work.cost import ModelCost
+from phaseprof.work.formats import Rules, named_rules, rules_of
 
 #: Configs that say no dtype: what checkpoints are mostly published in.
 _DTYPE = "bfloat16"
@@ -30,18 +31,22 @@ class GivenModel:
     cost: ModelCost
 
 
-def load_given(path: Path, dtype: str | None = None) -> GivenModel:
+def load_given(path: Path, dtype: str | None = None, quantization: str | None = None) -> GivenModel:
     """Read the structure of a model from its ``config.json``.
 
     Args:
         path: The file, or its folder.
         dtype: What it computes in, in place of what the config says.
+        quantization: How its matrices are stored, in place of what the config says: a name of
+            `phaseprof.work.formats.NAMED`, or ``none``.
 
     Raises:
         MissingPackageError: If transformers is not installed.
-        ModelError: If there is no such config, or it is none of a model that generates text.
-        UsageError: If the dtype is not known.
+        ModelError: If there is no such config, or it is none of a model that generates text, or its weights are
+            quantized in a way whose bytes it does not tell.
+        UsageError: If the dtype or the quantization is not known.
     """
+    from phaseprof.work.packing import pack
     from phaseprof.work.walk import model_cost
     from phaseprof.workload.load import DTYPES, Placement, config_name, random_model, read_config
 
@@ -49,19 +54,30 @@ def load_given(path: Path, dtype: str | None = None) -> GivenModel:
     chosen = told_dtype(content) if dtype is None else DTYPES.get(dtype)
     if chosen is None:
         raise UsageError(f"Unknown dtype {dtype!r}.", "Use float32, bfloat16 or float16.")
-    if content.get("quantization_config"):
-        raise ModelError(
-            f"The weights of {config_name(path)} are quantized, and a config does not tell their bytes.",
-            "Import without --model-config; kernels and phases do not need it.",
-        )
-    model = random_model(content, Placement("meta", chosen), name=config_name(path))
-    return GivenModel(config_name(path), type(model).__name__, chosen, model_cost(model))
+    name = config_name(path)
+    rules = _rules(content, name, quantization)
+    model = random_model(content, Placement("meta", chosen), name=name)
+    if rules is not None:
+        pack(model, rules, name)
+    return GivenModel(name, type(model).__name__, chosen, model_cost(model))
+
+
+def _rules(content: Mapping[str, object], name: str, asked: str | None) -> Rules | None:
+    if asked is not None:
+        return None if asked == "none" else named_rules(asked)
+    found = [each.get("quantization_config") for each in (content, _text(content))]
+    told = next((config for config in found if isinstance(config, dict) and config), None)
+    return None if told is None else rules_of(told, name)
+
+
+def _text(content: Mapping[str, object]) -> Mapping[str, object]:
+    text = content.get("text_config")
+    return text if isinstance(text, dict) else {}
 
 
 def told_dtype(content: Mapping[str, object]) -> str:
     """The dtype that a config names for its weights, as torch spells it without the prefix."""
-    text = content.get("text_config")
-    inner = text if isinstance(text, dict) else {}
+    inner = _text(content)
     told = next(
         (
             str(each[key])

@@ -149,7 +149,7 @@ def packed_experts(module: object) -> Packed | None:
         for name, p in getattr(module, "_parameters", {}).items()
         if p is not None and name.endswith("bias")
     )
-    maths = _QUANTIZED_MATHS.get(type(module).__name__)
+    maths = vars(module).get("computes_in") or _QUANTIZED_MATHS.get(type(module).__name__)
     return Packed(experts, matrices * hidden * inner, stored, biases, maths)
 
 
@@ -343,6 +343,9 @@ def _bias_elements(module: Any) -> int:
 def _computes_in(module: Any) -> str | None:
     """The dtype of the product. Packed weights are mostly unpacked to the dtype of the activations first; only where
     the layer quantizes those as well does it use the faster units."""
+    told = vars(module).get("computes_in")
+    if isinstance(told, str):
+        return told  # A stand-in for a checkpoint's layer (`phaseprof.work.packing`).
     weight = getattr(module, "_parameters", {}).get("weight")
     for kind in type(module).__mro__:
         maths = _QUANTIZED_MATHS.get(kind.__name__)

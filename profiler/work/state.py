@@ -124,7 +124,9 @@ def _lightning(module: Any) -> Part:
     heads, width = int(module.num_attention_heads), _inputs(module, "out_proj")
     _check(module, not width % heads and _outputs(module, "qkv_proj") == 3 * width)
     state = width * (width // heads)
-    element = int(module._modules["qkv_proj"].weight.element_size())
+    # Packed, it shows no matrix; what it gives is as wide as activations, mostly 16 bits.
+    weight = getattr(module._modules["qkv_proj"], "weight", None)
+    element = 2 if weight is None else int(weight.element_size())
     return Part(StateCost(1, 4 * state, state * element), ())
 
 
