@@ -196,6 +196,19 @@ def test_the_rules_are_compared_on_any_trace(tmp_path: Path) -> None:
     assert last == "t 6 6 2 passes, 2 tokens right"
 
 
+def test_a_sweep_is_read_cell_by_cell(tmp_path: Path) -> None:
+    tiny = random_model(CONFIG, choose_placement("cpu"), name="tiny")
+    plan = WorkloadPlan(prompt_tokens=(8,), new_tokens=(4,), batches=(1, 2, 4), repeats=2)
+    session = Session(tmp_path / "t", model=tiny, workload=plan.facts())
+    session.start()
+    run_workload(tiny, plan)
+    session.stop()
+    lines = run(SAMPLES / "sweep.py", "t", cwd=tmp_path).stdout.splitlines()
+    assert [line[:2] for line in lines[:2]] == ["# ", "# "]
+    assert lines[2] == "prompt,new,batch,tokens_per_s,tpot_ms,bound"
+    assert [line.split(",")[:3] for line in lines[3:]] == [["8", "4", n] for n in ("1", "2", "4")]
+
+
 def test_every_sample_is_tested() -> None:
     # Those that need vLLM are run where it is installed.
     tests = (Path(__file__), Path(__file__).parents[1] / "vllm" / "test_samples.py")
