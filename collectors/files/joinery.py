@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +26,8 @@ _PARTITIONS = 128
 _HELD = 3 << 20
 _INT64 = 1 << 63
 _NO_GRID = (-1, -1, -1)
-#: The file of the markers, beside those of the partitions.
-_MARKERS = "markers"
+#: The files of markers and operators, beside those of the partitions.
+_MARKERS, _OPERATORS = "markers", "operators"
 
 
 class EventRow(NamedTuple):
@@ -98,8 +98,10 @@ class Joinery:
         self._launch_parts: dict[int, array[int]] = {}
         self._event_parts: dict[int, array[int]] = {}
         self._marker_rows: array[int] = array("q")
-        self._operators: array[int] = array("q")
-        self._covered: dict[int, int] = {}
+        self._operator_rows: array[int] = array("q")
+        self._last_operators: dict[int, OperatorRow] = {}
+        #: On each thread they came by begin, an outer one before those within it.
+        self._operators_in_order = True
         self._held = 0
 
     def name(self, text: str) -> int:
@@ -148,11 +150,7 @@ class Joinery:
     def markers(self) -> list[Marker]:
         """The markers in the order of the file, without their launches; on the axis of the trace. Each call makes them
         anew: they are many."""
-        rows: array[int] = array("q")
-        if self._folder is not None:
-            with contextlib.suppress(FileNotFoundError):
-                rows.frombytes((self._folder / _MARKERS).read_bytes())
-        rows.extend(self._marker_rows)
+        rows = self._read(_MARKERS, self._marker_rows)
         return [self._marker(row) for row in _rows(rows, 9)]
 
     def _marker(self, row: tuple[int, ...]) -> Marker:
@@ -172,37 +170,43 @@ class Joinery:
 
     def add_operator(self, start_ns: int, duration_ns: int, thread_id: int, name: int) -> None:
         """An operator, if it lies in none that came before it on its thread."""
-        end_ns = start_ns + duration_ns
-        if end_ns <= self._covered.get(thread_id, -_INT64) and self._operators:
-            last = len(self._operators) - 4
-            if self._operators[last + 2] == thread_id and start_ns >= self._operators[last]:
+        last = self._last_operators.get(thread_id)
+        if last is not None:
+            if start_ns < last.start_ns or (
+                start_ns == last.start_ns and duration_ns > last.duration_ns
+            ):
+                self._operators_in_order = False
+            elif start_ns + duration_ns <= last.start_ns + last.duration_ns:
                 return
-        self._covered[thread_id] = end_ns
-        self._operators.extend((start_ns, duration_ns, thread_id, name))
+        row = OperatorRow(start_ns, duration_ns, thread_id, name)
+        self._last_operators[thread_id] = row
+        self._operator_rows.extend(row)
+        self._hold(len(row))
 
     def drop_operators(self) -> None:
         """There is a device: what it ran is looked at, and no operator."""
-        self._operators = array("q")
+        self._operator_rows = array("q")
+        self._last_operators.clear()
+        if self._folder is not None:
+            (self._folder / _OPERATORS).unlink(missing_ok=True)
 
     @property
     def has_operators(self) -> bool:
         """Whether there are operators."""
-        return bool(self._operators)
+        return bool(self._last_operators)
 
-    @property
-    def operators(self) -> list[OperatorRow]:
+    def operators(self) -> Iterator[OperatorRow]:
         """The outermost operators of each thread, by begin."""
-        rows = sorted(
-            map(OperatorRow._make, _rows(self._operators, 4)),
-            key=lambda row: (row.start_ns, -row.duration_ns),
+        rows: Iterator[OperatorRow] = map(
+            OperatorRow._make, _rows(self._read(_OPERATORS, self._operator_rows), 4)
         )
-        kept = []
+        if not self._operators_in_order:
+            rows = iter(sorted(rows, key=lambda row: (row.start_ns, -row.duration_ns)))
         covered: dict[int, int] = {}
         for row in rows:
             if row.start_ns >= covered.get(row.thread_id, row.start_ns):
-                kept.append(row)
+                yield row
                 covered[row.thread_id] = row.start_ns + row.duration_ns
-        return kept
 
     def partitions(self) -> Iterator[Partition]:
         """All rows, a partition at a time; they can be gone through more than once."""
@@ -232,10 +236,13 @@ class Joinery:
                     with open(self._folder / f"{kind}-{part}", "ab") as file:
                         rows.tofile(file)
                 parts.clear()
-            if self._marker_rows:
-                with open(self._folder / _MARKERS, "ab") as file:
-                    self._marker_rows.tofile(file)
-                self._marker_rows = array("q")
+            for name, rows in (
+                (_MARKERS, self._marker_rows),
+                (_OPERATORS, self._operator_rows),
+            ):
+                with open(self._folder / name, "ab") as file:
+                    rows.tofile(file)
+                del rows[:]
         except OSError as error:
             raise TraceError(
                 f"The trace cannot be written to {self._parent}: {error.strerror or error}.",
@@ -247,14 +254,18 @@ class Joinery:
         if self._folder is None:
             return set()
         names = (path.name for path in self._folder.iterdir())
-        return {int(name.partition("-")[2]) for name in names if name != _MARKERS}
+        return {int(name.partition("-")[2]) for name in names if "-" in name}
 
     def _whole(self, kind: str, part: int, held: dict[int, array[int]]) -> array[int]:
+        return self._read(f"{kind}-{part}", held.get(part, ()))
+
+    def _read(self, name: str, held: Iterable[int]) -> array[int]:
+        """What lies on disk by that name, and what is held."""
         rows: array[int] = array("q")
         if self._folder is not None:
             with contextlib.suppress(FileNotFoundError):
-                rows.frombytes((self._folder / f"{kind}-{part}").read_bytes())
-        rows.extend(held.get(part, ()))
+                rows.frombytes((self._folder / name).read_bytes())
+        rows.extend(held)
         return rows
 
 

@@ -5,10 +5,9 @@ What has no launch in sight, or one outside of all steps, keeps no pass: it is c
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
 
 import pyarrow as pa
 
@@ -17,8 +16,7 @@ from phaseprof.collectors.files.contents import Marker
 from phaseprof.collectors.files.joinery import EventRow, Joinery, LaunchRow, Partition
 from phaseprof.importing.drawn import Drawn
 from phaseprof.importing.forms import Step
-from phaseprof.schema import KERNELS
-from phaseprof.trace.columns import to_column
+from phaseprof.importing.kernel_rows import ROWS, Devices, KernelRows
 
 
 @dataclass(slots=True)
@@ -100,51 +98,84 @@ def join_events(
         write: Takes rows of the `kernels` table.
         drawn: The steps on devices, where nothing else tells which kernels are theirs.
     """
-    join = PassJoin(step_windows(steps, pass_ids))
-    place_of = {number: place for place, number in enumerate(pass_ids)}
-    joined = Joined()
-    names = _Devices(device_name)
+    join = _Join(joinery, steps, pass_ids, drawn)
+    rows = KernelRows(joinery, source, write)
+    names = Devices(device_name)
     for partition in joinery.partitions():
         launched = _launches(partition)
-        places: dict[int, int | None] = {}
         answered: set[int] = set()
-        rows = _Rows(joinery, source)
-        for event in sorted(partition.event_rows(), key=_start_of):
-            launch = launched.get(event.correlation) if event.correlation else None
-            start = event.start_ns + joinery.shift_ns
-            launched_ns = None if launch is None else launch.start_ns + joinery.shift_ns
-            joined.events += 1
-            place: int | None = None
-            if drawn is not None:
-                place = drawn.of(event.device, event.stream, start + event.duration_ns // 2)
-            elif launch is not None:
-                if event.correlation not in places:
-                    found = join.of_launch(launch.start_ns + joinery.shift_ns, launch.thread_id)
-                    places[event.correlation] = None if found is None else place_of[found.pass_id]
-                place = places[event.correlation]
-            if launch is not None:
-                answered.add(event.correlation)
-            if place is not None:
-                own = joined.steps.setdefault(place, StepKernels())
-                in_graph = launch is not None and "Graph" in joinery.names[launch.name]
-                own.add(start, start + event.duration_ns, in_graph)
-            elif launch is None:
-                joined.launchless += 1
-            else:
-                joined.between += 1
-            number = None if place is None else pass_ids[place]
-            rows.add(event, start, number, launched_ns, names[event.device])
+        # Under graphs few ids launch many kernels: a partition may be large.
+        events = partition.event_rows()
+        while some := sorted(islice(events, ROWS), key=_start_of):
+            for event in some:
+                launch = launched.get(event.correlation) if event.correlation else None
+                if launch is not None:
+                    answered.add(event.correlation)
+                place = join.place(event, launch)
+                start_ns = event.start_ns + joinery.shift_ns
+                launched_ns = None if launch is None else launch.start_ns + joinery.shift_ns
+                number = None if place is None else pass_ids[place]
+                rows.add(event, start_ns, number, launched_ns, names[event.device])
         for correlation, launch in launched.items():
             if correlation not in answered and always_has_events(joinery.names[launch.name]):
-                joined.unanswered += 1
-                if drawn is not None:
-                    continue
-                found = join.of_launch(launch.start_ns + joinery.shift_ns, launch.thread_id)
-                if found is not None:
-                    own = joined.steps.setdefault(place_of[found.pass_id], StepKernels())
-                    own.unanswered += 1
-        rows.write(write)
-    return joined
+                join.add_unanswered(launch)
+    rows.flush()
+    return join.joined
+
+
+class _Join:
+    """Which step each device event is of, and what all of them come to."""
+
+    def __init__(
+        self,
+        joinery: Joinery,
+        steps: Sequence[Step],
+        pass_ids: Sequence[int],
+        drawn: Drawn | None,
+    ) -> None:
+        self.joined = Joined()
+        self._shift_ns = joinery.shift_ns
+        self._names = joinery.names
+        self._drawn = drawn
+        self._join = PassJoin(step_windows(steps, pass_ids))
+        self._place_of = {number: place for place, number in enumerate(pass_ids)}
+        #: The launch that was looked at last, and what was found: those of a graph follow one another.
+        self._last: tuple[LaunchRow | None, int | None] = (None, None)
+
+    def place(self, event: EventRow, launch: LaunchRow | None) -> int | None:
+        """The place of the step that an event is of, which it is counted for; None if of none."""
+        joined, start_ns = self.joined, event.start_ns + self._shift_ns
+        joined.events += 1
+        place: int | None = None
+        if self._drawn is not None:
+            middle_ns = start_ns + event.duration_ns // 2
+            place = self._drawn.of(event.device, event.stream, middle_ns)
+        elif launch is not None:
+            place = self._of_launch(launch)
+        if place is not None:
+            own = joined.steps.setdefault(place, StepKernels())
+            in_graph = launch is not None and "Graph" in self._names[launch.name]
+            own.add(start_ns, start_ns + event.duration_ns, in_graph)
+        elif launch is None:
+            joined.launchless += 1
+        else:
+            joined.between += 1
+        return place
+
+    def add_unanswered(self, launch: LaunchRow) -> None:
+        """A launch of which nothing came."""
+        self.joined.unanswered += 1
+        place = None if self._drawn is not None else self._of_launch(launch)
+        if place is not None:
+            self.joined.steps.setdefault(place, StepKernels()).unanswered += 1
+
+    def _of_launch(self, launch: LaunchRow) -> int | None:
+        if self._last[0] is launch:
+            return self._last[1]
+        found = self._join.of_launch(launch.start_ns + self._shift_ns, launch.thread_id)
+        place = None if found is None else self._place_of[found.pass_id]
+        self._last = launch, place
+        return place
 
 
 def join_operators(
@@ -158,9 +189,9 @@ def join_operators(
     """Join the outermost operators of a recording without devices, by containment on their thread."""
     join = PassJoin(step_windows(steps, pass_ids))
     joined = Joined(on_cpu=True)
-    rows = _Rows(joinery, source)
+    rows = KernelRows(joinery, source, write)
     threads: dict[int, int] = {}
-    for row in joinery.operators:
+    for row in joinery.operators():
         start = row.start_ns + joinery.shift_ns
         found = join.on_thread(row.thread_id, start, start + row.duration_ns)
         joined.events += 1
@@ -168,7 +199,7 @@ def join_operators(
         thread = threads.setdefault(row.thread_id, len(threads))
         event = EventRow(0, row.start_ns, row.duration_ns, row.name, 0, thread)
         rows.add(event, start, None if found is None else found.pass_id, None, "cpu")
-    rows.write(write)
+    rows.flush()
     return joined
 
 
@@ -228,64 +259,3 @@ def _launches(partition: Partition) -> dict[int, LaunchRow]:
         if before is None or launch.start_ns < before.start_ns:
             found[launch.correlation] = launch
     return found
-
-
-class _Devices(dict[int, str]):
-    """Names of devices by their numbers."""
-
-    def __init__(self, name: Callable[[int], str]) -> None:
-        super().__init__()
-        self._name = name
-
-    def __missing__(self, number: int) -> str:
-        found = self[number] = self._name(number)
-        return found
-
-
-class _Rows:
-    """Rows of the `kernels` table, as columns."""
-
-    def __init__(self, joinery: Joinery, source: str) -> None:
-        self._joinery = joinery
-        self._source = source
-        self._passes: list[int | None] = []
-        self._names: list[str] = []
-        self._devices: list[str] = []
-        self._streams: list[int | None] = []
-        self._starts = array("q")
-        self._ends = array("q")
-        self._launched: list[int | None] = []
-
-    def add(
-        self,
-        event: EventRow,
-        start_ns: int,
-        pass_id: int | None,
-        launched_ns: int | None,
-        device: str,
-    ) -> None:
-        self._passes.append(pass_id)
-        self._names.append(self._joinery.names[event.name])
-        self._devices.append(device)
-        self._streams.append(event.stream if event.stream >= 0 else None)
-        self._starts.append(start_ns)
-        self._ends.append(start_ns + event.duration_ns)
-        self._launched.append(launched_ns)
-
-    def write(self, write: Callable[[pa.Table], None]) -> None:
-        if self._starts:
-            write(pa.Table.from_arrays(list(self._columns()), schema=KERNELS.arrow))
-
-    def _columns(self) -> Iterator[pa.Array]:
-        values: dict[str, Sequence[Any]] = {
-            "pass_id": self._passes,
-            "name": self._names,
-            "device": self._devices,
-            "stream": self._streams,
-            "start_ns": self._starts.tolist(),
-            "end_ns": self._ends.tolist(),
-            "source": [self._source] * len(self._starts),
-            "launched_ns": self._launched,
-        }
-        for column in KERNELS.arrow:
-            yield to_column(values[column.name], column.type)

@@ -39,6 +39,7 @@ class Recording:
         self.joinery = Joinery(folder)
         self.joinery.shift_ns = BASE
         self.rows: list[dict[str, object]] = []
+        self.sizes: list[int] = []
 
     def launch(
         self, correlation: int, at: int, name: str = "cudaLaunchKernel", thread: int = 7
@@ -51,6 +52,7 @@ class Recording:
     def join(self, *steps: Step) -> Joined:
         def write(rows: pa.Table) -> None:
             self.rows += rows.to_pylist()
+            self.sizes.append(rows.num_rows)
 
         return join_events(
             self.joinery,
@@ -140,6 +142,26 @@ def test_a_step_of_an_unknown_thread_takes_launches_by_time_alone(tmp_path: Path
     assert step_windows([step(0, 50, None)], [3]) == (PassWindow(3, -1, BASE, BASE + 50),)
 
 
+def test_a_graph_of_many_kernels_is_joined_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held of a partition does not grow with what its launches replay."""
+    for module in ("joining", "kernel_rows"):
+        monkeypatch.setattr(f"phaseprof.importing.{module}.ROWS", 10)
+    recording = Recording(tmp_path)
+    recording.launch(1, 10, "cudaGraphLaunch")
+    recording.launch(2, 110, "cudaGraphLaunch")
+    for at in range(95):
+        recording.kernel(1 if at < 60 else 2, 1000 - 10 * at)
+    joined = recording.join(step(0, 50), step(100, 200))
+    assert recording.sizes == [10] * 9 + [5]
+    assert [own.events for own in joined.steps.values()] == [60, 35]
+    assert joined.steps[0].span_ns == 1005 - (1000 - 590)
+    passes = [row["pass_id"] for row in recording.rows]
+    assert (passes.count(100), passes.count(101)) == (60, 35)
+    assert joined.unanswered == 0
+
+
 def test_markers_get_their_launch(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.launch(4, 40)
@@ -168,6 +190,7 @@ def test_operators_of_a_cpu_lie_in_their_step(tmp_path: Path) -> None:
     joined = join_operators(
         joinery, [step(0, 50)], [5], source="test", write=lambda each: rows.extend(each.to_pylist())
     )
+    rows.sort(key=lambda row: str(row["start_ns"]))
     assert [(row["start_ns"], row["pass_id"], row["device"]) for row in rows] == [
         (BASE + 10, 5, "cpu"),
         (BASE + 20, None, "cpu"),

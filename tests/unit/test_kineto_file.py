@@ -10,7 +10,13 @@ import pytest
 
 from phaseprof.collectors.files import kineto
 from phaseprof.collectors.files.contents import Contents, Marker
-from phaseprof.collectors.files.joinery import EventRow, Joinery, LaunchRow, correlation_of
+from phaseprof.collectors.files.joinery import (
+    EventRow,
+    Joinery,
+    LaunchRow,
+    OperatorRow,
+    correlation_of,
+)
 from phaseprof.collectors.files.source import Bytes
 
 
@@ -334,5 +340,24 @@ def test_operators_that_lie_in_others_are_no_outermost_ones(tmp_path: Path) -> N
             event("cpu_op", "aten::mm", 2.0, 5, tid=99),
         ],
     )
-    found = [read.joinery.names[row.name] for row in read.joinery.operators]
+    found = [read.joinery.names[row.name] for row in read.joinery.operators()]
     assert found == ["aten::linear", "aten::mm", "aten::outer"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_operators_that_went_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turned: bool
+) -> None:
+    monkeypatch.setattr("phaseprof.collectors.files.joinery._HELD", 20)
+    joinery = Joinery(tmp_path)
+    rows = [OperatorRow(10 * at, 9, 1 + at % 2, joinery.name("op")) for at in range(50)]
+    within = [row._replace(start_ns=row.start_ns + 2, duration_ns=3) for row in rows]
+    both = [row for pair in zip(rows, within, strict=True) for row in pair]
+    for row in reversed(both) if turned else both:
+        joinery.add_operator(*row)
+    assert list(joinery.operators()) == rows
+    assert list(joinery.operators()) == rows
+    joinery.drop_operators()
+    assert not joinery.has_operators and list(joinery.operators()) == []
+    joinery.close()
+    assert list(tmp_path.iterdir()) == []
