@@ -42,7 +42,8 @@ def compare(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Rules from a TOML file. Default: [tool.phaseprof.compare] in ./pyproject.toml, if there is one.",
+            help="Rules from a TOML file. Default: the section tool.phaseprof.compare of ./pyproject.toml, if it "
+            "has one.",
             show_default=False,
         ),
     ] = None,

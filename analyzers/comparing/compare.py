@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from phaseprof.analyzers.comparing.environment import Surroundings, surroundings
 from phaseprof.analyzers.comparing.metrics import catalogue, figures
@@ -85,6 +86,8 @@ def _deltas(a: Sample, b: Sample, around: Surroundings, noise: float) -> Iterato
     for metric in catalogue(a, b):
         one, other = figures(a, b, metric)
         if one.value is not None or other.value is not None:
+            if around.other_work(metric):
+                metric = replace(metric, better=Better.NEITHER)
             yield delta(metric, one, other, noise, around.why_not(metric))
 
 

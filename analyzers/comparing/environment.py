@@ -58,8 +58,11 @@ class Surroundings:
 
     def why_not(self, metric: Metric) -> str:
         """Why the figure of the two traces does not compare, as a clause; empty if it does."""
-        if any(metric.name.startswith(start) for start in _OF_ANY_WORK):
-            return ""
+        return "" if _is_share(metric) else self.other_work(metric)
+
+    def other_work(self, metric: Metric) -> str:
+        """Why the figure is not one of the same work in both, as a clause; empty if it is. Of a share that is no reason
+        not to compare it, but neither way is then better."""
         if self.other_model:
             return self.other_model
         name = metric.name.partition(".")[0]
@@ -71,9 +74,12 @@ class Surroundings:
             return self.contexts or self.batches
         by_batch = metric.batch is not None or metric.name == SAME_BATCH
         batches = "" if by_batch else self.batches
-        if metric.group == "decode":
-            return self.contexts or batches
-        return self.prompts or batches
+        of_phase = self.contexts if metric.group == "decode" else self.prompts
+        return of_phase or batches
+
+
+def _is_share(metric: Metric) -> bool:
+    return any(metric.name.startswith(start) for start in _OF_ANY_WORK)
 
 
 def surroundings(a: Sample, b: Sample) -> Surroundings:
@@ -333,7 +339,9 @@ def _commands(a: Sample, b: Sample) -> Iterator[Difference]:
     shared = [_without_output(one), _without_output(other)]
     if shared[0] != shared[1]:
         yield Difference(Topic.COMMAND, "command", shlex.join(one), shlex.join(other))
-    yield from _differ(Topic.SOFTWARE, "engine", a.report.facts.engine, b.report.facts.engine)
+    # Its version is among those of packages.
+    engines = [each.report.facts.engine.partition(" ")[0] for each in (a, b)]
+    yield from _differ(Topic.SOFTWARE, "engine", *engines)
 
 
 def _without_output(command: Sequence[str]) -> list[str]:

@@ -23,9 +23,9 @@ _SEED = 20_240_229
 #: Blocks that have to remain where units are joined: fewer leave no figure of a spread to choose by.
 LEAST_BLOCKS = 8
 #: What is expected of the correlation of neighbouring blocks, and how many blocks that counts for.
-_PRIOR, _PRIOR_BLOCKS = 0.5, 8
+_PRIOR, _PRIOR_BLOCKS = 0.6, 8
 #: The most that it is taken to be.
-_MOST_ALIKE = 0.8
+_MOST_ALIKE = 0.85
 #: Below two there is no spread at all.
 _TWO = 2
 
@@ -125,7 +125,7 @@ def inflation(sums: Sequence[float]) -> float:
     ``r`` of neighbours.
 
     Few blocks hardly show their correlation, and machines drift: what is found (its bias taken off, Kendall 1954) is
-    weighed against half, as if eight more blocks had shown that.
+    weighed against 0.6, as if eight more blocks had shown that.
     """
     n = len(sums)
     mean = math.fsum(sums) / n
@@ -180,10 +180,10 @@ def t95(freedom: float) -> float:
 
 def half_width(*spreads: tuple[float, float]) -> float:
     """Half of the 95 % interval of a sum of independent parts, each given as standard error and degrees of freedom
-    (infinite where the error is known): Welch and Satterthwaite."""
-    variance = sum(error**2 for error, _ in spreads)
-    if variance == 0:
-        return 0.0
-    lost = sum(error**4 / freedom for error, freedom in spreads if error)
-    freedom = variance**2 / lost if lost else math.inf
-    return t95(freedom) * math.sqrt(variance)
+    (infinite where the error is known).
+
+    The half widths of the parts are added as the sides of a right angle are (MOVER, Zou and Donner 2008): a part that
+    rests on few blocks then keeps its wide interval beside one that is well known, which it would not with degrees of
+    freedom for all of them together.
+    """
+    return math.hypot(*(t95(freedom) * error for error, freedom in spreads if error))

@@ -173,7 +173,7 @@ def _classes(bounds: Sequence[BoundChange]) -> Iterator[str]:
                 f" (its nearer roof explains {percent(each.a_explained)} of the time, then "
                 f"{percent(each.b_explained)})"
             )
-        yield f"{each.phase} went from {each.a.value}-bound to {each.b.value}-bound{doubt}{shares}"
+        yield f"what bounds {each.phase} went from {each.a.value} to {each.b.value}{doubt}{shares}"
 
 
 def _grown(times: dict[Phase, Delta], kernels: Sequence[KernelChange]) -> Iterator[str]:

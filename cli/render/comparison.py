@@ -46,6 +46,8 @@ _OUTCOME_STYLE = {
     Outcome.NOT_CERTAIN: "yellow",
     Outcome.NOT_JUDGED: "yellow",
 }
+#: Kernels that take less than this more or less are not shown.
+_LITTLE = 0.01
 #: Of each phase so many classes of kernels are shown.
 _CLASSES = 5
 _GAP = 2
@@ -95,10 +97,11 @@ def render(
             _kernels(only.kernels, names, width, everything),
         ]
     else:
-        for other, name in zip(comparisons, names[1:], strict=True):
+        for place, (other, name) in enumerate(zip(comparisons, names[1:], strict=True), 1):
+            title = f"{_letter(place)}  {name} against {names[0]}"
             blocks.append(
                 [
-                    *[Text(line, style="bold") for line in fold(f"{name}:", width)],
+                    *[Text(line, style="bold") for line in fold(title, width, hang=_LETTER)],
                     *_reasons(other, width),
                     *_verdict(other, width),
                     *_rules(other.judged, width, rules_from),
@@ -136,12 +139,16 @@ def _head(names: Sequence[str], reports: Sequence[Report], width: int) -> list[T
         requests = units.counted(report.requests.count, "request")
         parts = [facts.model, facts.engine, device, facts.dtype, requests]
         text = " · ".join([name, *(part for part in parts if part)])
-        key = chr(ord("A") + place) if place < 26 else str(place + 1)
+        key = _letter(place)
         folded = fold(text, width - MARGIN - _LETTER, apart=" · ")
         for line in folded:
             shown = key if line is folded[0] else ""
             lines.append(Text(" " * MARGIN + shown.ljust(_LETTER) + line))
     return lines
+
+
+def _letter(place: int) -> str:
+    return chr(ord("A") + place) if place < 26 else str(place + 1)
 
 
 def _reasons(found: Comparison, width: int) -> list[Text]:
@@ -219,7 +226,10 @@ def _kernels(
     body: list[list[_Cell]] = []
     for phase in dict.fromkeys(each.phase for each in kernels):
         own = [each for each in kernels if each.phase == phase]
-        body.append([_Cell(phase, "bold")])
+        if not everything:
+            own = [each for each in own if abs(each.b_ms - each.a_ms) >= _LITTLE * each.a_ms]
+        if own:
+            body.append([_Cell(phase, "bold")])
         for each in own if everything else own[:_CLASSES]:
             moved = each.b_ms - each.a_ms
             part = f"{units.percent(each.part)} of the {'growth' if moved > 0 else 'decline'}"
@@ -294,7 +304,8 @@ def _laid_out(
         max([cell_len(heads[n]), *(cell_len(row[n].text) for row in full)]) for n in range(columns)
     ]
     widths[0] = max(widths[0], *(cell_len(row[0].text) for row in body))
-    while columns > 4 and MARGIN + sum(widths[:columns]) + _GAP * (columns - 1) > width:
+    least = min(4, len(heads) - 1)
+    while columns > least and MARGIN + sum(widths[:columns]) + _GAP * (columns - 1) > width:
         columns -= 1
     lines = []
     head = Text(" " * MARGIN)

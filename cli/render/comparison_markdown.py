@@ -69,7 +69,7 @@ def _starts_markup(found: re.Match[str]) -> bool:
         not before
         or (found[0] == ":" and after == "/")
         or (found[0] == "!" and after == "[")
-        or (found[0] in ".)" and before.isdigit())
+        or (found[0] in ".)" and before.isdigit() and after in ("", " "))
         or (found[0] == "." and text[:at].lower().endswith("www"))
     )
 
