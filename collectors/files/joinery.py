@@ -7,12 +7,13 @@ thereby a stretch of time as well.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ _IDS_BITS = 15
 _PARTITIONS = 128
 #: Integers that are held before they go to disk: 24 MB.
 _HELD = 3 << 20
+#: Bytes of a file that are read at a time: whole integers.
+_READ_BYTES = 1 << 20
 _INT64 = 1 << 63
 _NO_GRID = (-1, -1, -1)
 #: The files of markers and operators, beside those of the partitions.
@@ -61,18 +64,22 @@ class OperatorRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The launches and device events of some correlation ids, in the order of the file."""
+    """The launches and device events of some correlation ids, in the order of the file.
 
-    launches: array[int]
-    events: array[int]
+    Attributes:
+        launches, events: Give their integers. Of a partition that lies on disk a little is in memory.
+    """
+
+    launches: Callable[[], Iterable[int]]
+    events: Callable[[], Iterable[int]]
 
     def launch_rows(self) -> Iterator[LaunchRow]:
         """The launches, one by one."""
-        return map(LaunchRow._make, _rows(self.launches, 4))
+        return map(LaunchRow._make, _rows(self.launches(), 4))
 
     def event_rows(self) -> Iterator[EventRow]:
-        """The device events, one by one."""
-        return map(EventRow._make, _rows(self.events, 6))
+        """The device events, one by one: under graphs few ids have many."""
+        return map(EventRow._make, _rows(self.events(), 6))
 
 
 class Joinery:
@@ -212,8 +219,8 @@ class Joinery:
         """All rows, a partition at a time; they can be gone through more than once."""
         for part in sorted({*self._on_disk(), *self._launch_parts, *self._event_parts}):
             yield Partition(
-                self._whole("launches", part, self._launch_parts),
-                self._whole("events", part, self._event_parts),
+                partial(self._read, f"launches-{part}", self._launch_parts.get(part, ())),
+                partial(self._read, f"events-{part}", self._event_parts.get(part, ())),
             )
 
     def close(self) -> None:
@@ -256,17 +263,16 @@ class Joinery:
         names = (path.name for path in self._folder.iterdir())
         return {int(name.partition("-")[2]) for name in names if "-" in name}
 
-    def _whole(self, kind: str, part: int, held: dict[int, array[int]]) -> array[int]:
-        return self._read(f"{kind}-{part}", held.get(part, ()))
-
-    def _read(self, name: str, held: Iterable[int]) -> array[int]:
+    def _read(self, name: str, held: Iterable[int]) -> Iterator[int]:
         """What lies on disk by that name, and what is held."""
-        rows: array[int] = array("q")
-        if self._folder is not None:
-            with contextlib.suppress(FileNotFoundError):
-                rows.frombytes((self._folder / name).read_bytes())
-        rows.extend(held)
-        return rows
+        return chain(chain.from_iterable(self._read_disk(name)), held)
+
+    def _read_disk(self, name: str) -> Iterator[array[int]]:
+        if self._folder is None or not (self._folder / name).exists():
+            return
+        with open(self._folder / name, "rb") as file:
+            while piece := file.read(_READ_BYTES):
+                yield array("q", piece)
 
 
 def correlation_of(value: object) -> int:
@@ -280,5 +286,5 @@ def correlation_of(value: object) -> int:
     return value if value < _INT64 else value % _INT64
 
 
-def _rows(flat: array[int], width: int) -> Iterator[tuple[int, ...]]:
+def _rows(flat: Iterable[int], width: int) -> Iterator[tuple[int, ...]]:
     return zip(*[iter(flat)] * width, strict=True)
