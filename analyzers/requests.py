@@ -5,7 +5,7 @@ A request's row is written when it ends. What a killed run left without a row is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,12 +52,15 @@ class RequestAnalysis:
         unsteady: Why none of the requests is steady, so that all are counted for want of others: "were warm-up",
             "ran under a collector". Empty if some are steady.
         set_aside: Requests that are not counted: warm-up, or a collector slowed one of their passes.
+        counted: One row each of the requests that are: ``ttft_ns``, ``tpot_ns``, ``itl_ns`` and what else the figures
+            are made from.
     """
 
     figures: RequestFigures
     rebuilt: int
     unsteady: str
     set_aside: int
+    counted: pa.Table = field(repr=False, compare=False)
 
 
 def analyze_requests(
@@ -101,6 +104,7 @@ def analyze_requests(
         rebuilt=rebuilt,
         unsteady=unsteady,
         set_aside=rows.num_rows - counted.num_rows,
+        counted=counted,
     )
 
 

@@ -144,16 +144,16 @@ def phase_grid(
     by_batch: Mapping[int, Mapping[str, PhaseFigures]],
     set_aside: Sequence[SetAside],
 ) -> Grid:
-    """The same rows with every column that has a value, then the class and its explained share."""
+    """The same rows: the class and its explained share, then every column that has a value."""
     rows = list(_rows(phases, by_batch))
     columns, cells = _with_values(_columns(rows, by_batch), rows)
     found = [
         GridRow(
             row.label.strip(),
             (
-                *(cells[column.title][place] for column in columns),
                 row.figures.bound.value,
                 units.percent(row.figures.verdict.explained),
+                *(cells[column.title][place] for column in columns),
             ),
             nested=row.nested,
         )
@@ -163,8 +163,8 @@ def phase_grid(
         aside = [(_aside_cells(column, [each]) or [""])[0] for column in columns]
         _, reason = _SET_ASIDE.get(each.reason, ("", ""))
         note = f"not counted above: {reason}" if reason else "not counted above"
-        found.append(GridRow(_aside_label(each), (*aside, "", ""), note=note))
-    titles = (*(column.title for column in columns), "bound", "explained")
+        found.append(GridRow(_aside_label(each), ("", "", *aside), note=note))
+    titles = ("bound", "explained", *(column.title for column in columns))
     return Grid("phase", titles, tuple(found))
 
 
