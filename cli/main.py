@@ -17,7 +17,17 @@ from typing import Annotated, Any
 import typer
 
 import phaseprof
-from phaseprof.cli import calibrate, compare, doctor, export, import_trace, profile, report, run
+from phaseprof.cli import (
+    calibrate,
+    compare,
+    doctor,
+    export,
+    import_trace,
+    predict,
+    profile,
+    report,
+    run,
+)
 from phaseprof.cli.render import errors
 from phaseprof.errors import PhaseprofError, UsageError
 
@@ -98,6 +108,11 @@ _register(
     "phaseprof compare base new --fail-on 'decode.tpot_ms.p50 > +5%'",
 )
 _register(export.export, "Read", "phaseprof export trace --to perfetto")
+_register(
+    predict.predict,
+    "Predict",
+    "phaseprof predict config.json --device h100-sxm --batch 1,16,128",
+)
 _register(calibrate.calibrate, "This machine", "phaseprof calibrate --device cpu --dtype bfloat16")
 _register(doctor.doctor, "This machine", "phaseprof doctor")
 
