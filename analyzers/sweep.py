@@ -121,6 +121,7 @@ def _decode(
             batches=tuple(batches),
             knee=knee_of(batches, repeats),
             roofs=_roofs(basis, prompt, new),
+            bounds=tuple(phase.bound for phase in phases),
             turns=_turns(batches, [phase.bound for phase in phases]),
             gain=phases[-1].tokens_per_s / phases[0].tokens_per_s,
             slowdown=phases[-1].time_ms.median / phases[0].time_ms.median,
@@ -135,7 +136,11 @@ def _roofs(basis: Basis, prompt: int, new: int) -> DecodeRoofs | None:
 
 
 def _turns(sizes: Sequence[int], bounds: Sequence[Bound]) -> tuple[Turn, ...]:
-    cells = list(zip(sizes, bounds, strict=True))
+    # Of several cells of one size the first, whose prompts are shorter.
+    first: dict[int, Bound] = {}
+    for size, bound in zip(sizes, bounds, strict=True):
+        first.setdefault(size, bound)
+    cells = first.items()
     return tuple(
         Turn(before, after, low, high)
         for (low, before), (high, after) in pairwise(cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -19,6 +20,8 @@ from phaseprof.metrics import Metric
 _SLOWER_CLOCK = 0.97
 #: One pass, or all of them, are named where they account for so much of the excess.
 _MOST = 0.5
+#: Their cause lies outside of the call, if it is anywhere.
+_UNEXPLAINED = (Oddity.THROUGHOUT, Oddity.SOME_PASSES)
 #: A pass that took so much longer than in the other repeats is one that was slow.
 _SLOW_PASS = 1.1
 
@@ -32,7 +35,31 @@ def outliers(cells: Sequence[MeasuredCell], samples: pa.Table) -> tuple[Outlier,
     """
     clocks = _Clocks(samples)
     found = [each for cell in cells for each in _of_cell(cell, clocks)]
+    found = _with_neighbours(found, cells)
     return tuple(sorted(found, key=lambda each: -abs(each.times - 1)))
+
+
+def _with_neighbours(found: Sequence[Outlier], cells: Sequence[MeasuredCell]) -> list[Outlier]:
+    """Say of slow repeats without another cause that calls beside them were slow as well: then the machine was."""
+    calls = sorted(
+        (repeat.start_ns, (*cell.size, repeat.number)) for cell in cells for repeat in cell.repeats
+    )
+    place = {call: number for number, (_, call) in enumerate(calls)}
+    slow = {place[_call(each)] for each in found if each.times > 1}
+    told = []
+    for each in found:
+        here = place[_call(each)]
+        if each.oddity in _UNEXPLAINED and each.times > 1 and slow & {here - 1, here + 1}:
+            detail = (
+                f"{each.detail}; so was the call {'before' if here - 1 in slow else 'after'} it"
+            )
+            each = replace(each, detail=detail)
+        told.append(each)
+    return told
+
+
+def _call(each: Outlier) -> tuple[int, int, int, int]:
+    return each.prompt_tokens, each.new_tokens, each.batch, each.repeat
 
 
 def _of_cell(cell: MeasuredCell, clocks: _Clocks) -> Iterator[Outlier]:

@@ -33,6 +33,11 @@ class Estimate:
         """Half the interval over the median."""
         return (self.high - self.low) / 2 / self.median if self.median else 0.0
 
+    @property
+    def scatter(self) -> float:
+        """How far repeats usually are from the median, over the median: 1.4826 MAD, which outliers do not move."""
+        return 1.4826 * self.mad / self.median if self.median else 0.0
+
 
 class Oddity(enum.StrEnum):
     """What was odd about a repeat that lies far from the others."""
@@ -214,7 +219,7 @@ class DecodeSeries:
         batches: Those that were run, ascending.
         knee: None with too few of them.
         roofs: None without work or roofs.
-        turns: Where the class changes.
+        bounds: The class at each of them. turns: Where it changes.
         gain: Tokens/s at the largest batch over those at the smallest. slowdown: Time of a step likewise.
     """
 
@@ -223,6 +228,7 @@ class DecodeSeries:
     batches: tuple[int, ...]
     knee: Knee | None
     roofs: DecodeRoofs | None
+    bounds: tuple[Bound, ...]
     turns: tuple[Turn, ...]
     gain: float
     slowdown: float

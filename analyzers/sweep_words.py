@@ -24,6 +24,10 @@ from phaseprof.analyzers.wording import count, duration, joined, number, percent
 _MOST = 0.5
 #: Repeats from which the interval of a median holds it with 90 %.
 _SURE_REPEATS = 5
+#: Times that differ by less are the same.
+_SAME = 0.03
+#: Repeats that scatter more come from a busy machine.
+_SCATTERED = 0.15
 #: A rate that is lower by more has fallen.
 _FALLEN = 0.9
 
@@ -69,8 +73,12 @@ def _too_few(series: DecodeSeries) -> str:
 def _growth(series: DecodeSeries) -> str:
     return (
         f"batch {series.batches[-1]} decodes {number(series.gain)} times the tokens/s of batch {series.batches[0]} "
-        f"in steps that take {number(series.slowdown)} times as long"
+        f"in steps that take {_times(series.slowdown)}"
     )
+
+
+def _times(factor: float) -> str:
+    return "as long" if abs(factor - 1) < _SAME else f"{number(factor)} times as long"
 
 
 def _at(series: DecodeSeries) -> str:
@@ -87,7 +95,10 @@ def _knee_of(series: DecodeSeries, *, at_length: bool) -> str:
             f"{where}where batching stops helping cannot be told: {_open(knee)}; {_growth(series)}"
         )
     if knee.place in (Place.BEYOND, Place.NOWHERE):
-        text = f"{where}batching still helps at batch {most}, the largest that was run: {_growth(series)}"
+        text = f"{where}batching still helps at batch {most}, the largest that was run"
+        if series.bounds[-1] is not Bound.UNKNOWN:
+            text += f", where decode is {_named(series.bounds[-1])}"
+        text += f": {_growth(series)}"
         if knee.place is Place.BEYOND and knee.at is not None:
             text += f", and would stop at about {size(knee.at)}{_interval(knee)} if it went on so"
         return text + _crossing(series.roofs)
@@ -213,11 +224,13 @@ def _largest(cells: Sequence[CellFigures]) -> CellFigures:
 
 def _bound(cell: CellFigures) -> str:
     assert cell.prefill is not None
-    if cell.prefill.bound is Bound.UNKNOWN:
+    return _named(cell.prefill.bound)
+
+
+def _named(bound: Bound) -> str:
+    if bound is Bound.UNKNOWN:
         return "of unknown class"
-    if cell.prefill.bound is Bound.OVERHEAD_OR_LATENCY:
-        return f"bound by {cell.prefill.bound}"
-    return f"{cell.prefill.bound}-bound"
+    return f"bound by {bound}" if bound is Bound.OVERHEAD_OR_LATENCY else f"{bound}-bound"
 
 
 # --- both -----------------------------------------------------------------------------------------
@@ -269,6 +282,17 @@ def lacking(
     if fewest < _SURE_REPEATS:
         yield (
             f"Intervals are ranges, as there are cells with {count(fewest, 'repeat')}: {_SURE_REPEATS} give 90 %."
+        )
+    scatter = [
+        phase.time_ms.scatter
+        for cell in cells
+        for phase in (cell.decode, cell.prefill)
+        if phase is not None
+    ]
+    if max(scatter, default=0.0) > _SCATTERED:
+        yield (
+            f"The repeats of a cell scatter by {percent(max(scatter))} (1.48 MAD): something else used the machine. "
+            "Run it alone, or with more --repeats."
         )
     for series in decode:
         if series.knee is not None and series.knee.place in (Place.BEYOND, Place.NOWHERE):

@@ -159,7 +159,7 @@ def _sizes(value: object) -> str:
     if isinstance(value, int):
         return units.count(value)
     if isinstance(value, (list, tuple)):
-        return ", ".join(units.count(each) for each in value)
+        return "/".join(units.count(each) for each in value)
     return ""
 
 

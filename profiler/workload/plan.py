@@ -125,8 +125,9 @@ class WorkloadPlan:
         return f"{calls} or more, for {self.least_s:g} s," if self.least_s else calls
 
     def sizes(self) -> str:
-        """What is asked of each call, in words: ``128, 512 prompt + 64 new tokens``."""
-        return f"{listed(self.prompt_tokens)} prompt + {listed(self.new_tokens)} new tokens"
+        """What is asked of each call, in words: ``128/512 prompt + 64 new tokens``."""
+        prompts, news = ("/".join(map(str, each)) for each in (self.prompt_tokens, self.new_tokens))
+        return f"{prompts} prompt + {news} new tokens"
 
 
 @dataclass(frozen=True, slots=True)

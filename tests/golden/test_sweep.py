@@ -58,6 +58,6 @@ def test_a_stream_of_ascii_has_bars(golden: Golden) -> None:
 
 def test_the_report_has_the_section_and_names_the_sizes() -> None:
     text = render(report(), width=120)
-    assert "128, 2,000 prompt + 9 new tokens, batch 1, 2, 4, 8, 16, 32" in " ".join(text.split())
+    assert "128/2,000 prompt + 9 new tokens, batch 1, 2, 4, 8, 16, 32" in " ".join(text.split())
     assert "Decode, 2,000 prompt + 9 new tokens" in text
     assert sweep_section(None, 80) == []

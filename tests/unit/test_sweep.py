@@ -108,7 +108,8 @@ def test_steps_that_take_the_same_at_any_batch_have_no_knee() -> None:
     assert series.knee.place is Place.NOWHERE
     assert series.gain == pytest.approx(16.0)
     assert sweep.conclusion[0].startswith(
-        "Batching still helps at batch 16, the largest that was run: batch 16 decodes 16 times the tokens/s of batch 1"
+        "Batching still helps at batch 16, the largest that was run, where decode is bound by overhead or latency: "
+        "batch 16 decodes 16 times the tokens/s of batch 1 in steps that take as long"
     )
     assert any("--batch …,32" in each for each in sweep.missing)
 
@@ -255,6 +256,27 @@ def test_a_repeat_far_off_is_named_with_what_was_odd(
     assert cell.decode is not None
     assert cell.decode.time_ms.median == pytest.approx(4.5)
     assert cell.decode.time_ms.repeats == 5
+
+
+def test_calls_beside_each_other_that_are_slow_are_said_to_be() -> None:
+    def busy(cell: Cell, repeat: int, number: int) -> float:
+        # The last call of one round and the first of the next one.
+        slow = (repeat, cell[2]) in ((2, 4), (3, 1))
+        return steps(cell, repeat, number) * (3 if slow else 1)
+
+    sweep = sweep_of(sweep_trace(grid((10,), (9,), (1, 2, 4)), busy, flat))
+    told = {(each.batch, each.repeat): each.detail for each in sweep.outliers}
+    assert told[4, 2].endswith("; so was the call after it")
+    assert told[1, 3].endswith("; so was the call before it")
+
+
+def test_a_busy_machine_is_said_to_be_one() -> None:
+    def scattered(cell: Cell, repeat: int, number: int) -> float:
+        return steps(cell, repeat, number) * (1, 1.9, 1.2, 2.4, 1.5)[repeat]
+
+    sweep = sweep_of(sweep_trace(grid((10,), (9,), (1, 2, 4)), scattered, flat))
+    # They are 0.5, 0.4, 0.3, 0.9 and 0 from the median of 1.5: 1.4826 x 0.4 / 1.5.
+    assert any("scatter by 40 % (1.48 MAD)" in each for each in sweep.missing)
 
 
 def test_a_first_call_without_warm_up_is_named_as_that() -> None:

@@ -44,7 +44,7 @@ def test_the_cells_are_every_combination() -> None:
     assert plan.facts()["new_tokens"] == 2
     assert plan.named(Cell(8, 2, 3)) == "batch 3, 8 prompt + 2 new tokens"
     assert WorkloadPlan(batches=(1, 3)).named(Cell(512, 64, 3)) == "batch 3"
-    assert plan.sizes() == "8, 4 prompt + 2 new tokens"
+    assert plan.sizes() == "8/4 prompt + 2 new tokens"
 
 
 def test_sizes_are_read() -> None:

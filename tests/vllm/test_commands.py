@@ -44,6 +44,34 @@ def test_an_engine_in_one_process(llama_folder: Path, tmp_path: Path) -> None:
     assert meta["workload"]["max_batched_tokens"] == 64
 
 
+def test_a_sweep_that_goes_on(llama_folder: Path, tmp_path: Path) -> None:
+    """Cells by the calls that the trace marks, in the order of their steps; a second run adds what is missing."""
+    args = (
+        *("profile", "--engine", "vllm", "--model-config", llama_folder, "-o", "t", "--json"),
+        *("--prompt-tokens", "20,40", "--new-tokens", "6", "--batch", "1,2,4"),
+        *("--threads", "1", "--no-calibrate", "--resume"),
+    )
+    done = run(phaseprof(*args, "--repeats", "1"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run(phaseprof(*args, "--repeats", "2"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the trace has 6 of these calls; 6 are left" in done.stderr
+    sweep = json.loads(done.stdout)["sweep"]
+    cells = {(cell["prompt_tokens"], cell["batch"]): cell for cell in sweep["cells"]}
+    assert set(cells) == {(prompt, batch) for prompt in (20, 40) for batch in (1, 2, 4)}
+    for (prompt, batch), cell in cells.items():
+        assert cell["repeats"] == 2
+        assert cell["prefill"]["tokens"] == prompt * batch
+        assert cell["decode"]["tokens"] == batch
+        # Requests may begin in steps of their own; then TPOT has more than the steps of the whole batch.
+        assert 0 < cell["decode"]["time_ms"]["median"] < 2 * cell["tpot_ms"]["median"]
+    trace = open_trace(tmp_path / "t")
+    assert len(trace.metas) == 2
+    steps = trace.passes.filter(pc.field("warmup").is_null() & ~pc.field("profiled"))
+    # Two calls of each cell: five steps decode all of its sequences at least but those that began apart.
+    assert pc.sum(steps["decode_tokens"]).as_py() == 2 * 2 * (1 + 2 + 4) * 5
+
+
 def test_an_engine_of_two_ranks_with_prefixes_and_drafts(
     llama_folder: Path, tmp_path: Path
 ) -> None:
