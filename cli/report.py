@@ -39,6 +39,18 @@ def report(
             show_default=False,
         ),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write the report as one HTML file that needs no network; its path is printed instead of the text.",
+            show_default=False,
+        ),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--open", help="Open the HTML report in the browser.")
+    ] = False,
     live: Annotated[
         bool,
         typer.Option(
@@ -62,15 +74,25 @@ def report(
     if live:
         from phaseprof.cli.watch import watch
 
-        if as_json or slo is not None:
-            raise UsageError("--watch shows the moment: it takes neither --json nor --slo.")
+        if as_json or slo is not None or page is not None or show:
+            raise UsageError(
+                "--watch shows the moment: it takes none of --json, --slo, --html and --open."
+            )
         # Ctrl-C is how one stops to watch.
         with contextlib.suppress(KeyboardInterrupt):
             watch(trace, sys.stdout, width=width)
         return
+    if show and page is None:
+        raise UsageError("--open needs a file to open.", "Add --html FILE.")
+    if page is not None and as_json:
+        raise UsageError("--html and --json are two reports.", "Ask for one at a time.")
     objectives = () if slo is None else parse_objectives(slo)
     loaded = load_report(trace, objectives=objectives)
-    if as_json:
+    if page is not None:
+        from phaseprof.cli.page import write_page
+
+        print(write_page(trace, loaded, page, show=show))
+    elif as_json:
         import json
 
         from phaseprof.analyzers.as_json import to_json
