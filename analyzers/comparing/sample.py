@@ -28,7 +28,7 @@ from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.reader import Trace
 
 #: Batch sizes of a phase that are looked at one by one: the most frequent ones.
-_BATCHES = 12
+_BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True)

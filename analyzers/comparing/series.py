@@ -6,17 +6,27 @@ Each has a value, says how far each unit moves it, and can be worked out again f
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from phaseprof.analyzers.columns import as_float, nearest_ranks, scalar
-from phaseprof.analyzers.comparing.resampling import Draw, Draws, Spread, spread
+from phaseprof.analyzers.comparing.resampling import (
+    Draw,
+    Draws,
+    Spread,
+    spread,
+    weighted,
+)
 
 #: Bins to a factor of e: a percentile of a draw is good to 0.05 %.
 _BINS = 2_000
+#: Bins that the percentile of a draw is looked for in.
+_NEAR = 128
 #: Nothing is told from less than a nanosecond.
 _LEAST_MS = 1e-6
 #: Values that have to lie beyond a percentile for its error to be known.
@@ -55,16 +65,12 @@ class Ratio:
         influence = [a / total - b / whole for a, b in pairs]
 
         def drawn(blocks: _Blocks) -> _OfDraw:
-            sums = [
-                (sum(a for a, _ in pairs[i:j]), sum(b for _, b in pairs[i:j])) for i, j in blocks
-            ]
+            above = [sum(a for a, _ in pairs[i:j]) for i, j in blocks]
+            below = [sum(b for _, b in pairs[i:j]) for i, j in blocks]
 
             def of_draw(draw: Draw) -> float | None:
-                above = below = 0.0
-                for block, times in draw:
-                    above += times * sums[block][0]
-                    below += times * sums[block][1]
-                return above / below if below else None
+                whole = weighted(draw, below)
+                return weighted(draw, above) / whole if whole else None
 
             return of_draw
 
@@ -125,39 +131,56 @@ class Distribution:
         if self.count < self.needed(share):
             return None
         counted = [part for part in self.bins if part]
-        edges = sorted({edge for part in counted for edge in part})
-        rank = _rank(share, self.count)
-        middle, seen = edges[-1], 0
-        for edge in edges:
-            seen += sum(part.get(edge, 0) for part in counted)
-            if seen >= rank:
-                middle = edge
-                break
-        # Where the sum of these crosses zero the percentile lies (Woodruff 1952).
+        pooled: dict[int, int] = {}
+        for part in counted:
+            for edge, n in part.items():
+                pooled[edge] = pooled.get(edge, 0) + n
+        edges = sorted(pooled)
+        up_to = list(accumulate(pooled[edge] for edge in edges))
+        middle = edges[bisect_left(up_to, _rank(share, self.count))]
+        # The percentile lies where the sum of these crosses zero (Woodruff 1952).
         below = [sum(n for edge, n in part.items() if edge <= middle) for part in counted]
         true_share = sum(below) / self.count
-        influence = [
-            under - true_share * sum(part.values())
-            for under, part in zip(below, counted, strict=True)
-        ]
+        sizes = [sum(part.values()) for part in counted]
+        influence = [under - true_share * n for under, n in zip(below, sizes, strict=True)]
 
         def drawn(blocks: _Blocks) -> _OfDraw:
-            sums = [_cumulated(counted[i:j], edges) for i, j in blocks]
+            near = _near(edges, up_to, middle, [sum(influence[i:j]) for i, j in blocks])
+            # Of each of these edges, how many values of each block lie in its bin or below it.
+            sums = list(zip(*(_cumulated(counted[i:j], near) for i, j in blocks), strict=True))
+            whole = [sum(sizes[i:j]) for i, j in blocks]
 
             def of_draw(draw: Draw) -> float | None:
-                wanted = _rank(share, sum(times * sums[block][-1] for block, times in draw))
-                low, high = 0, len(edges) - 1
+                wanted = _rank(share, round(weighted(draw, whole)))
+                low, high = 0, len(near) - 1
                 while low < high:
                     centre = (low + high) // 2
-                    if sum(times * sums[block][centre] for block, times in draw) >= wanted:
+                    if weighted(draw, sums[centre]) >= wanted:
                         high = centre
                     else:
                         low = centre + 1
-                return math.exp((edges[low] + 0.5) / _BINS)
+                return math.exp((near[low] + 0.5) / _BINS)
 
             return of_draw
 
         return spread(draws, influence, drawn)
+
+
+def _near(
+    edges: Sequence[int], up_to: Sequence[int], middle: int, moved: Sequence[float]
+) -> Sequence[int]:
+    """The bins that the percentile of a draw can lie in: those within six standard deviations of how many values lie
+    below it, and at most `_NEAR` of them."""
+    reach = 6 * math.sqrt(sum(each * each for each in moved) * len(moved) / max(len(moved) - 1, 1))
+    at = up_to[bisect_left(edges, middle)]
+    first = bisect_left(up_to, at - reach)
+    last = min(bisect_left(up_to, at + reach), len(edges) - 1)
+    # A draw must find something: the outermost ones stay in where there is little else.
+    first, last = max(min(first, last) - 2, 0), min(last + 2, len(edges) - 1)
+    n = last - first + 1
+    if n <= _NEAR:
+        return edges[first : last + 1]
+    return [edges[first + (n - 1) * place // (_NEAR - 1)] for place in range(_NEAR)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +216,20 @@ class SameBatch:
         used = [u for u in range(len(influence)) if any(each.below[u] for each in self.means)]
 
         def drawn(blocks: _Blocks) -> _OfDraw:
-            sums = [
+            above, below = (
                 [
-                    (sum(mean.above[u] for u in used[i:j]), sum(mean.below[u] for u in used[i:j]))
+                    [sum(getattr(mean, of)[u] for u in used[i:j]) for i, j in blocks]
                     for mean in self.means
                 ]
-                for i, j in blocks
-            ]
+                for of in ("above", "below")
+            )
 
             def of_draw(draw: Draw) -> float | None:
                 log = 0.0
                 for place, weight in enumerate(self.weights):
-                    above = sum(times * sums[block][place][0] for block, times in draw)
-                    below = sum(times * sums[block][place][1] for block, times in draw)
+                    whole = weighted(draw, below[place])
                     # A draw without a batch size says nothing of it.
-                    value = above / below if below else wholes[place]
+                    value = weighted(draw, above[place]) / whole if whole else wholes[place]
                     log += weight * math.log(value or 1.0)
                 return math.exp(log)
 
@@ -231,9 +253,8 @@ def _counts(codes: pa.Array) -> dict[int, int]:
 
 def _cumulated(parts: Sequence[Mapping[int, int]], edges: Sequence[int]) -> list[int]:
     """How many values of these units lie in each bin or below it."""
-    total = 0
-    sums = []
-    for edge in edges:
-        total += sum(part.get(edge, 0) for part in parts)
-        sums.append(total)
-    return sums
+    sums = [0] * (len(edges) + 1)
+    for part in parts:
+        for edge, n in part.items():
+            sums[bisect_left(edges, edge)] += n
+    return list(accumulate(sums[:-1]))

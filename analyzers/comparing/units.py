@@ -17,8 +17,10 @@ import pyarrow.compute as pc
 
 from phaseprof.analyzers.columns import column, int_column
 
-#: More units than this are joined: 256 of them are enough to choose the length of blocks by.
-MOST_UNITS = 256
+#: More units than this are joined: so many are enough to choose the length of blocks by.
+MOST_UNITS = 128
+#: Stretches that a run is cut into at most.
+_STRETCHES = 64
 #: Pauses that make a run one of repeats, though several requests arrive before each.
 _PAUSES = 8
 #: Passes of a stretch at least: fewer hold too little of a phase.
@@ -67,7 +69,7 @@ def cut(passes: pa.Table, requests: pa.Table, workload: Mapping[str, object]) ->
         rounds = starts[::of_a_round] if len(starts) >= 2 * of_a_round else starts
         return Units(_thinned(rounds), UnitKind.REPEATS, len(starts))
     times = int_column(passes, "start_ns")
-    n = max(min(MOST_UNITS // 4, len(times) // _PASSES), 1)
+    n = max(min(_STRETCHES, len(times) // _PASSES), 1)
     found = [times[len(times) * number // n].as_py() for number in range(n)] if len(times) else [0]
     return Units(tuple(dict.fromkeys(found)), UnitKind.STRETCHES, len(starts))
 
