@@ -56,6 +56,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "mixed": None if report.mixed is None else asdict(report.mixed),
         "two_phases": [asdict(fact) for fact in report.two_phases],
         "sweep": None if report.sweep is None else asdict(report.sweep),
+        "advice": None if report.advice is None else asdict(report.advice),
     }
     safe: dict[str, Any] = _safe(result)
     return safe

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 import pyarrow as pa
 
+from phaseprof.analyzers.advice import advise
 from phaseprof.analyzers.answer import Findings, answer
 from phaseprof.analyzers.breakdown import breakdown
 from phaseprof.analyzers.columns import column, counts, named, names, total
@@ -22,12 +23,21 @@ from phaseprof.analyzers.phases import Basis, phase_figures
 from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
 from phaseprof.analyzers.ranks import not_measured as not_measured_of_ranks
 from phaseprof.analyzers.requests import RequestAnalysis, analyze_requests
-from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report, RunFacts
+from phaseprof.analyzers.results import (
+    Lever,
+    OwnCost,
+    PhaseFigures,
+    RanksReport,
+    Report,
+    RunFacts,
+)
 from phaseprof.analyzers.served import analyze_serving
-from phaseprof.analyzers.serving import Objective
+from phaseprof.analyzers.serving import EngineFigures, Objective
 from phaseprof.analyzers.sweep import analyze_sweep
 from phaseprof.analyzers.testimony import Testimony
 from phaseprof.analyzers.two_phases import two_phase_facts
+from phaseprof.analyzers.what_if.changes import Hardware, hardware_of
+from phaseprof.analyzers.what_if.measured import Facts, take_apart
 from phaseprof.analyzers.windows import windows_cost
 from phaseprof.analyzers.wording import count, duration, joined, percent, sentence
 from phaseprof.errors import EmptyRunError, NotMeasured
@@ -38,7 +48,11 @@ _SAME_RUN_NS = 1_000_000_000
 
 
 def build_report(
-    trace: Trace, *, ceilings: Ceilings | None = None, objectives: Sequence[Objective] = ()
+    trace: Trace,
+    *,
+    ceilings: Ceilings | None = None,
+    objectives: Sequence[Objective] = (),
+    hardware: Hardware | None = None,
 ) -> Report:
     """Analyse a trace.
 
@@ -46,6 +60,7 @@ def build_report(
         trace: The trace, whole or damaged.
         ceilings: Roofs to hold the run against; None takes those that the trace holds.
         objectives: What a request should keep, for the goodput.
+        hardware: What is known of the device beside the trace; None: nothing.
 
     Raises:
         EmptyRunError: If the trace holds no pass; it says which hooks were set and why none may have fired.
@@ -87,6 +102,25 @@ def build_report(
     findings = Findings(
         facts, phases, by_batch, requests, sorted_passes, basis, primary.other_share, served
     )
+    known = [roof for roof in (basis.ceilings, *basis.other_roofs) if roof is not None]
+    batches = facts.workload.get("batch")
+    measured = take_apart(
+        phases,
+        by_batch,
+        sorted_passes,
+        requests.figures,
+        basis,
+        Facts(
+            hardware=hardware or hardware_of(device, known),
+            dtype=dtype,
+            engine=facts.engine,
+            ranks=max(len(model.tensor_ranks), 1) if model is not None else 1,
+            queue_ms=_queue_ms(served.engine),
+            swept=isinstance(batches, list | tuple) and len(batches) > 1,
+        ),
+        counted.passes,
+        primary,
+    )
     return Report(
         facts=facts,
         answer=answer(findings),
@@ -119,8 +153,21 @@ def build_report(
         operations=step_floors(rows, cost, basis.ceilings, phases),
         mixed=split_mixed(rows, cost, basis.ceilings),
         two_phases=two_phase_facts(phases, by_batch, counted.passes, primary),
+        advice=advise(measured, _first_lever(phases)),
+        measured=measured,
         sweep=analyze_sweep(counted, primary, basis),
     )
+
+
+def _queue_ms(engine: EngineFigures | None) -> float:
+    return 0.0 if engine is None or engine.queue_ms is None else engine.queue_ms.p50
+
+
+def _first_lever(phases: dict[str, PhaseFigures]) -> Lever | None:
+    """The lever of the phase with the most time."""
+    if not phases:
+        return None
+    return max(phases.values(), key=lambda figures: figures.share).verdict.lever
 
 
 def primary_device(trace: Trace) -> tuple[Device | None, str]:

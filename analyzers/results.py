@@ -15,6 +15,7 @@ from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings, Device
 
 if TYPE_CHECKING:
+    from phaseprof.analyzers.advice import Advice
     from phaseprof.analyzers.bound import Question
     from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
     from phaseprof.analyzers.kernel_results import KernelFigures, Unattributed
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
     from phaseprof.analyzers.sweep_results import Sweep
     from phaseprof.analyzers.two_phases import Fact
+    from phaseprof.analyzers.what_if.measured import Measured
     from phaseprof.analyzers.windows import WindowsCost
 
 
@@ -410,6 +412,8 @@ class Report:
         operations: The floor of each phase, operation by operation; empty without work or roofs.
         mixed: Whose time mixed steps are, and the effect of other chunks; None without such steps.
         two_phases: What sets prefill and decode apart, as this run shows it.
+        advice: What to change, by what it gains; None if that was not worked out.
+        measured: The run as what-if takes it; not a figure, and not stored in a report.
         sweep: How the figures change with the sizes of a sweep; None without one.
     """
 
@@ -434,3 +438,5 @@ class Report:
     mixed: MixedSplit | None = None
     two_phases: tuple[Fact, ...] = ()
     sweep: Sweep | None = None
+    advice: Advice | None = None
+    measured: Measured | None = field(default=None, repr=False, compare=False)

@@ -27,6 +27,7 @@ from phaseprof.cli import (
     profile,
     report,
     run,
+    what_if,
 )
 from phaseprof.cli.render import errors
 from phaseprof.errors import PhaseprofError, UsageError
@@ -108,6 +109,12 @@ _register(
     "phaseprof compare base new --fail-on 'decode.tpot_ms.p50 > +5%'",
 )
 _register(export.export, "Read", "phaseprof export trace --to perfetto")
+_register(
+    what_if.what_if,
+    "Read",
+    "phaseprof what-if trace --weights fp8 --batch 16 --explain",
+    name="what-if",
+)
 _register(
     predict.predict,
     "Predict",

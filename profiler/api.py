@@ -16,8 +16,10 @@ from phaseprof.analyzers.lean import ENGINE_LEAN, LEAN
 from phaseprof.analyzers.report import build_report, primary_device
 from phaseprof.analyzers.results import Report
 from phaseprof.analyzers.serving import Objective
+from phaseprof.analyzers.what_if.changes import Hardware, hardware_of
 from phaseprof.cli.render.terminal import render
 from phaseprof.collectors import ceilings as ceilings_of
+from phaseprof.collectors import datasheet
 from phaseprof.collectors.ceilings import Progress
 from phaseprof.collectors.known import asked_for
 from phaseprof.errors import CalibrationError, UsageError
@@ -205,7 +207,9 @@ def load_report(
     has_steps = (Path(path) / STEPS.name).is_dir()
     trace = open_trace(path, lean=ENGINE_LEAN if has_steps else LEAN)
     ceilings = _ceilings(trace, calibrate, progress)
-    report = build_report(trace, ceilings=ceilings, objectives=objectives)
+    report = build_report(
+        trace, ceilings=ceilings, objectives=objectives, hardware=_hardware(trace, ceilings)
+    )
     return PrintableReport(**{field.name: getattr(report, field.name) for field in fields(Report)})
 
 
@@ -229,6 +233,22 @@ def _ceilings(trace: Trace, calibrate: bool, progress: Progress | None) -> Ceili
     if known is not None and known.source == "measured":
         _keep(trace, known)
     return known
+
+
+def _hardware(trace: Trace, ceilings: Ceilings | None) -> Hardware:
+    """What is known of the trace's main device: its roofs by dtype, and those of its datasheet."""
+    device, _ = primary_device(trace)
+    found = [roof for meta in trace.metas for roof in meta.ceilings]
+    if device is None:
+        return hardware_of(None, found)
+    known = [roof for roof in found if roof.device_key == device.key]
+    hardware = hardware_of(device, [*known, *([] if ceilings is None else [ceilings])])
+    row = datasheet.find(device)
+    if row is None:
+        return hardware
+    looked_up = {dtype: datasheet.lookup(device, dtype) for dtype in row.tflops}
+    sheet = {dtype: roof for dtype, roof in looked_up.items() if roof is not None}
+    return replace(hardware, sheet=sheet, board=row.board)
 
 
 def _keep(trace: Trace, ceilings: Ceilings) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from phaseprof.analyzers.results import Bound, Lever, PhaseFigures, Provenance, Report, RunFacts
 from phaseprof.analyzers.windows import WindowsCost
 from phaseprof.cli.render import units
+from phaseprof.cli.render.advice import advice_section
 from phaseprof.cli.render.counters import counters_section
 from phaseprof.cli.render.engine import engine_section, goodput_section, interference_section
 from phaseprof.cli.render.kernels import kernels_section
@@ -57,6 +58,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         phase_table(report.phases, report.by_batch, report.set_aside, width),
         _latencies(report, width) + aside_lines(report, width),
         sweep_section(report.sweep, width),
+        advice_section(report.advice, width, trace=report.facts.trace_path),
         counters_section(report.phases, report.by_batch, report.devices, width),
         kernels_section(report.phases, report.by_batch, report.unattributed, width),
         [
@@ -317,6 +319,7 @@ def _with_origin(line: str) -> Text:
 
 
 def foot_lines(report: Report, width: int) -> list[Text]:
+    """What was not measured, where figures come from, what the profiler took, and where the trace lies."""
     facts = report.facts
     lines: list[Text] = []
     missing = [
