@@ -20,8 +20,9 @@ from phaseprof.analyzers.columns import column, counts, named, names, plain, sca
 from phaseprof.metrics import Metric
 from phaseprof.trace.columns import to_column
 
-#: Bins of the last level.
-_COUNTER_BINS = 16_384
+#: Bins of the last level; of a counter with few windows fewer, as nothing is lost by it.
+_COUNTER_BINS, _FEW_BINS = 16_384, 4_096
+_FEW_WINDOWS = 1_000
 #: A level has so many times the bins of the one before; the first has at most `COARSEST_BINS`.
 FACTOR = 4
 COARSEST_BINS = 1_024
@@ -132,7 +133,7 @@ def track_of(
     Args:
         over_all: A bin's mean is over all of its time, whether a window covers it or not.
     """
-    bins = _COUNTER_BINS
+    bins = _COUNTER_BINS if len(windows.values) > _FEW_WINDOWS else _FEW_BINS
     edges = edges_of(span_us, bins)
     sums = [windows.before(edge) for edge in edges]
     weights: list[float] = []

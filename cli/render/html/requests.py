@@ -159,7 +159,7 @@ def _spread(found: Distribution) -> Spread:
     edges = spread.edges_ms
     last = len(spread.counts)
     return Spread(
-        title=_TITLES[found.metric],
+        title=_TITLES.get(found.metric, found.metric),
         chart=histogram_chart(
             edges,
             spread.counts,
@@ -204,7 +204,7 @@ def _slow(each: WorstRequest) -> Slow:
         figures.append(f"preempted {units.counted(each.preemptions, 'time')}")
     return Slow(
         name=name,
-        slow_by=", ".join(_SHORT[respect] for respect in each.slow_by),
+        slow_by=", ".join(_SHORT.get(respect, respect) for respect in each.slow_by),
         figures=", ".join(figures),
         waits=tuple(_waited(wait) for wait in each.waits),
     )
