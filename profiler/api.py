@@ -37,6 +37,12 @@ class PrintableReport(Report):
     def __str__(self) -> str:
         return render(self)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows; `phaseprof report TRACE --html FILE` writes the whole page."""
+        from phaseprof.cli.render.html.cell import report_cell
+
+        return report_cell(self)
+
 
 class Profile:
     """What `phaseprof.profile` yields: the trace of a block, and its report.

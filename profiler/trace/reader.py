@@ -26,6 +26,7 @@ from phaseprof.trace.columns import to_column
 from phaseprof.trace.forms import Form, Lean, is_name
 from phaseprof.trace.meta import ProcessMeta
 from phaseprof.trace.parts import PartName
+from phaseprof.trace.shown import trace_cell
 
 _SHOW = "See `phaseprof report --help`; a trace is the folder given to -o, with passes/ and meta/ inside."
 
@@ -70,6 +71,11 @@ class Trace:
     def whole_passes(self) -> pa.Table:
         """Passes with all columns: every one, or those of the sample."""
         return self.passes if self.sample is None else self.sample
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = {spec.name: getattr(self, spec.name).num_rows for spec in TABLES}
+        return trace_cell(str(self.path), self.metas, rows, self.damage)
 
     @property
     def cut_off(self) -> bool:
