@@ -1,10 +1,11 @@
 """A sweep over sizes of prompt, output and batch: where batching stops helping, and what prefill does. Pure.
 
 The time of a decode step of b sequences is fitted by ``a + m b``, over the medians of the cells of one length, with the
-least sum of squares of relative errors. Throughput is then ``b / (a + m b)``: in proportion to the batch as long as
-m b is small against a, at most 1 / m. The two asymptotes b / a and 1 / m meet at the knee, b = a / m, where what the
-sequences add has grown to the fixed cost, and throughput is half of the most that it can be. Where the line misses the
-cells, the knee is found without it (`halfway`). The interval of the knee is that of resampled repeats (`resample`).
+least sum of squares of relative errors; without the smallest batch, where only that is off the line. Throughput is then
+``b / (a + m b)``: in proportion to the batch as long as m b is small against a, at most 1 / m. The two asymptotes b / a
+and 1 / m meet at the knee, b = a / m, where what the sequences add has grown to the fixed cost, and throughput is half of
+the most that it can be. Where the line misses the cells, the knee is found without it (`halfway`). The interval of the
+knee is that of resampled repeats (`resample`).
 
 Prefill is treated alike, with the tokens of the passes that compute the prompts of a call in the place of the batch;
 where FLOPs are known, each size counts as the tokens that its FLOPs would be at the shortest prompt, so that the square
@@ -215,11 +216,11 @@ def knee_of(sizes: Sequence[float], repeats: Sequence[Sequence[float]]) -> Knee 
         return None
     cells = [merged[size] for size in order]
     medians = [statistics.median(cell) for cell in cells]
-    line = fit(order, medians)
+    line, begin = _line(order, medians)
     by_line = line.misfit <= _MISFIT
 
     def find(values: list[float]) -> float:
-        return fit(order, values).knee if by_line else halfway(order, values)
+        return fit(order[begin:], values[begin:]).knee if by_line else halfway(order, values)
 
     at = find(medians)
     # One repeat says nothing of how sure it is.
@@ -234,7 +235,24 @@ def knee_of(sizes: Sequence[float], repeats: Sequence[Sequence[float]]) -> Knee 
         each_ms=_each(line),
         misfit=line.misfit,
         by_line=by_line,
+        begin=order[begin],
+        aside=medians[0] / (line.fixed + line.each * order[0]) - 1 if begin else None,
     )
+
+
+def _line(sizes: Sequence[float], values: Sequence[float]) -> tuple[Line, int]:
+    """The line through all sizes; where it misses one, that through all but the smallest, if that misses none: a pass
+    of one row has kernels of its own (products of a matrix and a vector), which are no measure for the others.
+
+    Returns:
+        The line, and where the sizes begin that it goes through.
+    """
+    whole = fit(sizes, values)
+    if whole.misfit > _MISFIT and len(sizes) > LEAST_SIZES:
+        rest = fit(sizes[1:], values[1:])
+        if rest.misfit <= _MISFIT:
+            return rest, 1
+    return whole, 0
 
 
 def _each(line: Line) -> float:

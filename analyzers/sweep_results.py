@@ -176,6 +176,8 @@ class Knee:
         misfit: The largest error of the line fixed + size x each at a cell, as a share of the cell's time.
         by_line: ``at`` is fixed over each; else the line misses the cells, and it is where the time of a pass, against
             the smallest, says the same.
+        begin: The smallest size on the line. aside: Where that is the second one, how much longer the smallest takes
+            than the line says, as a share of that (negative: it is quicker); None where the line has all sizes.
     """
 
     place: Place
@@ -186,6 +188,8 @@ class Knee:
     each_ms: float
     misfit: float
     by_line: bool
+    begin: float
+    aside: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

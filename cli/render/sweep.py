@@ -141,7 +141,14 @@ def _below(series: DecodeSeries | None, width: int) -> Iterator[Text]:
 
 def _fitted(knee: Knee) -> str:
     line = f"step = {units.duration(knee.fixed_ms)} + batch x {units.duration(knee.each_ms)}"
-    return f"{line} (misfit {units.percent(knee.misfit)})"
+    misfit = f"misfit {units.percent(knee.misfit)}"
+    if knee.aside is None:
+        return f"{line} ({misfit})"
+    than = "longer" if knee.aside > 0 else "less"
+    return (
+        f"{line} from batch {units.count(round(knee.begin))} on ({misfit}; the smallest takes "
+        f"{units.percent(abs(knee.aside))} {than})"
+    )
 
 
 def _turned(turn: Turn, of: str) -> str:

@@ -363,6 +363,21 @@ def test_a_line_that_misses_the_cells_is_not_used() -> None:
     assert 8 < knee.at < 16
 
 
+def test_a_step_of_one_sequence_with_kernels_of_its_own_is_no_part_of_the_line() -> None:
+    """As on a CPU: 65 ms for one, and 85 ms and 3 ms for each from two on."""
+
+    def gemv(cell: Cell, repeat: int, number: int) -> float:
+        return 65.0 if cell[2] == 1 else 85.0 + 3.0 * cell[2]
+
+    sweep = sweep_of(sweep_trace(grid((10,), (5,), (1, 2, 4, 8, 16, 32)), gemv, flat))
+    knee = sweep.decode[0].knee
+    assert knee is not None
+    assert (knee.by_line, knee.begin, knee.place) == (True, 2, Place.INSIDE)
+    assert knee.at == pytest.approx(85 / 3)
+    assert knee.fixed_ms == pytest.approx(85.0)
+    assert knee.aside == pytest.approx(65 / 88 - 1)
+
+
 def test_sizes_that_are_run_twice_are_one() -> None:
     knee = knee_of((1, 2, 2, 4), [[5.0, 5.0], [6.0], [6.0], [8.0, 8.0]])
     assert knee is not None
