@@ -3,7 +3,7 @@
     python benchmarks/cpu_sweep.py -o benchmarks/results/cpu_sweep.json
 
 One run of `phaseprof profile` in a process of its own, over batch sizes from below to well above the ridge, and over
-three lengths of prompt. From its trace come the medians with their intervals, the knee, and the ridge of the roofs that
+two lengths of prompt. From its trace come the medians with their intervals, the knee, and the ridge of the roofs that
 `phaseprof calibrate` has measured; nothing is computed here but the ratio of the two. `--trace` keeps the trace, and
 goes on with one that was interrupted.
 """
@@ -28,7 +28,7 @@ from phaseprof.analyzers.sweep_results import Estimate, PhaseOfCell, Sweep
 from phaseprof.api import load_report
 
 BATCHES = "1,2,4,8,16,32"
-PROMPTS = "16,64,128"
+PROMPTS = "16,64"
 
 
 def measure(trace: Path, repeats: int, threads: int) -> Report:
