@@ -330,7 +330,7 @@ def _between(cost: ModelCost, tokens: int, machine: Machine) -> list[Term]:
     if layers:
         size = 2 * tokens * turned * width * runtime.streams
         kernels = layers * runtime.attention_kernels
-        found.append(_elementwise("rotary embedding and cache", layers, size, kernels, machine))
+        found.append(_elementwise("rotary and cache", layers, size, kernels, machine))
     inner = [
         (matrix.count, matrix.inputs) for matrix in cost.matmuls if matrix.role == OpKind.DOWN.value
     ]
@@ -354,7 +354,7 @@ def _fixed(runtime: Runtime) -> Term:
     kernels = runtime.pass_kernels
     time = _spread(kernels * runtime.kernel_s, "a fixed cost each")
     return Term(
-        OpKind.OTHER, 1, 0, 0, time, 0.0, None, launches=kernels, what="positions and sampling"
+        OpKind.OTHER, 1, 0, 0, time, 0.0, None, launches=kernels, what="positions, sampling"
     )
 
 
@@ -373,11 +373,11 @@ def _collectives(cost: ModelCost, tokens: int, logits_tokens: int, machine: Mach
     layers += sum(group.layers for group in cost.states)
     reduced = 2 * layers + 1
     hidden = all_reduce(tokens * cost.hidden_size * width, ranks, link).times(reduced)
-    found = [_collective("all-reduce of the hidden state", reduced, hidden)]
+    found = [_collective("all-reduce", reduced, hidden)]
     heads = [matrix for matrix in cost.matmuls if matrix.role == OpKind.LM_HEAD.value]
     if heads and logits_tokens:
         size = logits_tokens * ranks * sum(m.outputs * m.count for m in heads) * width
-        found.append(_collective("gather of the logits", 1, all_gather(size, ranks, link)))
+        found.append(_collective("gather of logits", 1, all_gather(size, ranks, link)))
     return found
 
 

@@ -21,6 +21,8 @@ _APART = 3
 #: Columns of the first table that are left out where the width asks for it, in turn: the range of the rate, the rate of
 #: each request, the memory.
 _FIRST_TO_GO = (6, 7, 8)
+#: The same of the operations: the range, the roof, calls, bytes, FLOPs, the shape.
+_OPERATIONS_TO_GO = (7, 9, 1, 4, 3, 2)
 _TIMES = "\N{MULTIPLICATION SIGN}"
 #: Left-aligned columns of a table.
 _LEFT = frozenset({"bound", "fits", "operation", "shape", "roof"})
@@ -55,11 +57,9 @@ def render(
 
 def boards(names: Sequence[tuple[str, str]]) -> str:
     """The devices that can be named: short name and title."""
-    widest = max(len(name) for name, _ in names)
-    lines = [f"{name.ljust(widest)}   {title}" for name, title in names]
-    return "\n".join(
-        [*lines, f"{'this'.ljust(widest)}   the device of this machine, as calibrated"]
-    )
+    every = [*names, ("this", "the device of this machine, as calibrated")]
+    widest = max(len(name) for name, _ in every)
+    return "\n".join(f"{name.ljust(widest)}   {title}" for name, title in every)
 
 
 def _head(report: PredictionReport, width: int) -> list[str]:
@@ -113,7 +113,7 @@ def _figures(report: PredictionReport) -> list[tuple[str, ...]]:
 
 def _bounds(report: PredictionReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        ("batch", "", "bound", "pass", "floor", "at its roof", "idle", "communication")
+        ("batch", "", "bound", "pass", "floor", "of it", "idle", "communication")
     ]
     for prediction in report.predictions:
         first = f"{prediction.load.batch:,}"
@@ -127,7 +127,7 @@ def _bounds(report: PredictionReport) -> list[tuple[str, ...]]:
                     phase.bound.value,
                     units.latency(phase.pass_time.seconds * 1e3),
                     units.latency(phase.floor_s * 1e3),
-                    units.percent(phase.explained),
+                    units.percent(phase.floor_s / phase.pass_time.seconds),
                     units.percent(phase.idle),
                     units.percent(phase.communication),
                 )
@@ -220,7 +220,8 @@ def _operations(prediction: Prediction, phase: PhasePrediction, width: int) -> l
     foot = fold(host, width - MARGIN, hang=MARGIN)
     for reference in references:
         foot += fold(f"By {reference}.", width - MARGIN, hang=MARGIN)
-    return [[title, "", *_table(rows, width), "", *(" " * MARGIN + line for line in foot)]]
+    table = _table(_fitted(rows, width, _OPERATIONS_TO_GO), width)
+    return [[title, "", *table, "", *(" " * MARGIN + line for line in foot)]]
 
 
 def _launches(number: int) -> str:
@@ -240,7 +241,7 @@ def _shape(term: Term) -> str:
         rows = term.attention.rows
         each = rows[0]
         number = sum(row.sequences for row in rows)
-        return f"{number:,} {_TIMES} {each.query:,} on {each.past:,}"
+        return f"b {number:,} q {each.query:,} past {each.past:,}"
     return ""
 
 

@@ -125,7 +125,7 @@ def test_the_arithmetic_of_each_operation(config: Callable[..., Path], capsys: C
     assert code == 0
     assert "m 1 n 28,672 k 4,096" in out
     assert "lm head" in out
-    assert "1 × 512 on 0" in out  # noqa: RUF001 - as it is shown
+    assert "b 1 q 512 past 0" in out
 
 
 def test_narrow_weights_and_keys(config: Callable[..., Path], capsys: Captured) -> None:
@@ -160,7 +160,7 @@ def test_ranks_share_weights_and_talk(config: Callable[..., Path], capsys: Captu
     (each,) = found["predictions"]
     assert each["memory"]["weights_bytes"] == pytest.approx(16.06e9 / 4, rel=0.001)
     ops = each["phases"]["decode"]["step"]["ops"]
-    reduced = next(op for op in ops if op["what"] == "all-reduce of the hidden state")
+    reduced = next(op for op in ops if op["what"] == "all-reduce")
     assert reduced["calls"] == 65
 
 
