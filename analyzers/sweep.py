@@ -1,11 +1,11 @@
 """A sweep over sizes of prompt, output and batch: where batching stops helping, and what prefill does. Pure.
 
-The time of a decode step of b sequences is fitted by ``a + m b``, over the medians of the cells of one length, with the
-least sum of squares of relative errors; without the smallest batch, where only that is off the line. Throughput is
-then ``b / (a + m b)``: in proportion to the batch as long as m b is small against a, at most 1 / m. The two asymptotes b / a
-and 1 / m meet at the knee, b = a / m, where what the sequences add has grown to the fixed cost, and throughput is half of
-the most that it can be. Where the line misses the cells, the knee is found without it (`halfway`). The interval of the
-knee is that of resampled repeats (`resample`).
+The time of a decode step of b sequences is fitted by ``a + m b``, over the medians of the cells of one length, with
+the least sum of squares of relative errors; without the smallest batch, where only that is off the line. Throughput
+is then ``b / (a + m b)``: in proportion to the batch as long as m b is small against a, at most 1 / m. The two
+asymptotes b / a and 1 / m meet at the knee, b = a / m, where what the sequences add has grown to the fixed cost, and
+throughput is half of the most that it can be. Where the line misses the cells, the knee is found without it
+(`halfway`). The interval of the knee is that of resampled repeats (`resample`).
 
 Prefill is treated alike, with the tokens of the passes that compute the prompts of a call in the place of the batch;
 where FLOPs are known, each size counts as the tokens that its FLOPs would be at the shortest prompt, so that the square
