@@ -30,7 +30,7 @@ def import_trace(
         list[str] | None,
         typer.Option(
             metavar="NAME=PHASE",
-            help="What a range of yours is, recorded with record_function(NAME): prefill, decode or mixed. * in a "
+            help="What a range of yours is (record_function, NVTX): prefill, decode or mixed. * in a "
             "name stands for anything. Can be given several times.",
             show_default=False,
         ),
@@ -75,7 +75,9 @@ def import_trace(
             folder.remove_if_empty()
             raise
     shown = output if output is not None else Path(folder.path.name)
-    print("\n".join([*_lines(found), f"phaseprof report {shown}"]))
+    some = any(each.passes for each in found.ranks)
+    last = f"phaseprof report {shown}" if some else f"{shown} has the kernels, of no pass."
+    print("\n".join([*_lines(found), last]))
 
 
 def _phases(asked: list[str]) -> dict[str, Phase]:
@@ -113,6 +115,8 @@ def _clear(trace: Path) -> None:
 
 def _lines(found: Imported) -> list[str]:
     """What was found, a few lines a file."""
+    from phaseprof.importing.lacking import range_of
+
     lines = []
     for each in found.ranks:
         where = f"{each.file}, rank {each.rank}" if len(found.ranks) > 1 else each.file
@@ -123,9 +127,10 @@ def _lines(found: Imported) -> list[str]:
             lines.append(f"  {each.incomplete:,} steps lack kernels that they ran")
     lines += [f"left out: {file}: {why}" for file, why in found.left_out.items()]
     if not any(each.passes for each in found.ranks):
+        placed = range_of(found.ranks[0].source)
         lines.append(
-            "Nothing announces prefill or decode: put record_function(NAME) around each, record again, and import "
-            "with --annotation NAME=prefill."
+            f"Nothing announces prefill or decode: put {placed} around each, record again, and import with "
+            "--annotation NAME=prefill."
         )
     return lines
 

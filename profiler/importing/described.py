@@ -48,15 +48,20 @@ def _nameless(found: DeviceFound, rocm: bool) -> str:
     return ", ".join(parts)
 
 
-def engine_of(steps: Sequence[str], functions: Sequence[Span]) -> str:
-    """The engine that announced the steps, or whose functions ran; empty if it is none that is known."""
-    for name in (*steps, *(span.name for span in functions)):
-        lowered = name.lower()
+def engine_of(names: Sequence[str], functions: Sequence[Span]) -> str:
+    """The engine whose functions ran, or that announced steps; empty if it is none that is known.
+
+    Args:
+        names: Of steps and of ranges that say something of them.
+        functions: Calls that were recorded. They decide: SGLang's steps may have ranges in vLLM's form as well.
+    """
+    for span in functions:
+        lowered = span.name.lower()
         for engine in ("sglang", "vllm", "transformers"):
             if f"{engine}/" in lowered:
                 return engine
-        if name.startswith("step["):
-            return "sglang"
-        if name.startswith("execute_") or "gpu_model_runner" in lowered:
-            return "vllm"
+    if any(name.startswith("step[") for name in names):
+        return "sglang"
+    if any(name.startswith(("execute_", "gpu_model_runner")) for name in names):
+        return "vllm"
     return ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from phaseprof.collectors.files.contents import Contents
 from phaseprof.errors import NotMeasured
+from phaseprof.importing.annotations import announced
 from phaseprof.importing.forms import Step
 from phaseprof.importing.joining import Joined
 from phaseprof.importing.model import work_of
@@ -26,7 +27,7 @@ def lacking_of(
         joined: What their kernels are.
         incomplete: Steps of which kernels are missing.
     """
-    steps = chosen.steps
+    steps, record = chosen.steps, _RECORD.get(contents.source, "")
     for clause in contents.damage:
         yield damaged(file, clause)
     yield from _left_out(file, contents)
@@ -38,19 +39,19 @@ def lacking_of(
     if any(not device.name for device in contents.devices) and not joined.on_cpu:
         yield NotMeasured("the name of the device", f"{file} leaves it empty")
     if not joined.events:
-        yield NotMeasured("kernels", f"{file} has none, and no operators", _RECORD)
+        yield NotMeasured("kernels", f"{file} has none, and no operators", record)
     elif joined.on_cpu and contents.described:
         yield NotMeasured(
             "kernels",
             f"{file} was recorded beside {contents.described} GPUs and has nothing of what ran on "
             "them: the passes have the times of their calls",
-            _RECORD,
+            record,
         )
     if not steps:
         yield NotMeasured(
             "phases",
             f"nothing in {file} announces the steps of an engine that phaseprof knows, and {chosen.why}",
-            "put record_function(NAME) around prefill and around decode, and import with "
+            f"put {range_of(contents.source)} around prefill and around decode, and import with "
             "--annotation NAME=prefill --annotation NAME=decode",
         )
         return
@@ -59,7 +60,7 @@ def lacking_of(
         yield NotMeasured(
             "which step launched a kernel",
             "the host was not recorded: a kernel is of the step within whose range on its device it ran",
-            _RECORD,
+            record,
         )
     if joined.on_cpu:
         yield NotMeasured(
@@ -85,6 +86,15 @@ def lacking_of(
             "record fewer steps at a time, or with a larger buffer",
         )
     yield NotMeasured("latencies of requests", "a recording of kernels knows no requests")
+
+
+def range_of(source: str) -> str:
+    """How a range is placed in the program, so that a recording of that source has it.
+
+    Args:
+        source: What records: ``kineto``, ``nsys``.
+    """
+    return "torch.cuda.nvtx.range(NAME)" if source == "nsys" else "record_function(NAME)"
 
 
 def damaged(file: str, clause: str) -> NotMeasured:
@@ -134,7 +144,10 @@ def lacking_work(
             )
 
 
-_RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+_RECORD = {
+    "kineto": "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+    "nsys": "nsys profile --trace=cuda,nvtx",
+}
 
 
 def _of_steps(chosen: Chosen) -> Iterator[NotMeasured]:
@@ -148,15 +161,22 @@ def _of_steps(chosen: Chosen) -> Iterator[NotMeasured]:
         yield NotMeasured(f"the phase of {_count(number, 'pass')}", reason)
     for sentence in chosen.disagreements:
         yield NotMeasured("one account of the steps", sentence)
-    unknown = sum(
-        not (step.work.prefill_tokens or step.work.decode_tokens)
+    without = [
+        step
         for step in steps
         if step.work.phase in (Phase.PREFILL, Phase.DECODE, Phase.MIXED)
-    )
-    if unknown:
+        and not (step.work.prefill_tokens or step.work.decode_tokens)
+    ]
+    # Sequences that nothing announced are rows of tokens that were looked up.
+    padded = sum(bool(step.work.prefill_sequences) and not announced(step.name) for step in without)
+    if padded:
         yield NotMeasured(
-            f"tokens of {_count(unknown, 'pass')}",
-            "what shows them does not tell",
+            f"tokens of {_count(padded, 'pass')}",
+            "some of the tokens of their rows may be padding, which is not recorded",
+        )
+    if len(without) > padded:
+        yield NotMeasured(
+            f"tokens of {_count(len(without) - padded, 'pass')}", "what shows them does not tell"
         )
 
 

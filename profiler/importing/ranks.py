@@ -42,7 +42,7 @@ def assign_rank(
     rank = told if told is not None else rank_of_name(file_name)
     if rank is None:
         number = next(number for number in range(len(taken) + 1) if number not in taken)
-        said = f"{file_name} names no rank: it is counted as rank {number}" if taken else ""
+        said = f"it names none, and is counted as rank {number}" if taken else ""
         return number, said
     before = taken.get(rank, ())
     if not before:

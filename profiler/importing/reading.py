@@ -46,7 +46,7 @@ from phaseprof.work.from_config import GivenModel
 Progress = Callable[[str], None]
 #: Rows of kernels that are held before they become a part.
 _ROWS = 1 << 16
-#: Steps that are looked at to see whose they are.
+#: Ranges and calls that are looked at to see whose they are.
 _FIRST = 64
 #: Process ids of Linux are smaller.
 _PIDS = 1 << 22
@@ -212,11 +212,13 @@ class Reader:
         steps = chosen.steps
         if not (steps or joinery.events or self._idle):
             raise NothingDoneError("has no steps, and nothing in it ran on a device")
-        engine = engine_of([step.name for step in steps[:_FIRST]], contents.functions[:_FIRST])
+        ranges = contents.annotations or contents.drawn
+        engine = engine_of([span.name for span in ranges[:_FIRST]], contents.functions[:_FIRST])
         # What is not asked for any more need not be held while other ranks are read.
         contents = replace(contents, annotations=(), drawn=(), functions=(), lookups=())
         span = contents.start_ns, contents.end_ns
-        rank, said = assign_rank(contents.rank, short, self._spans, span)
+        whose = short if contents.source != "nsys" else f"process {contents.process} of {short}"
+        rank, said = assign_rank(contents.rank, whose, self._spans, span)
         window = len(self._spans.setdefault(rank, []))
         self._spans[rank].append(span)
         # Several recordings of one process are as many processes in the trace.
@@ -229,7 +231,7 @@ class Reader:
         incomplete = len(under_recorded(steps, joined.steps))
         lacking = list(lacking_of(short, contents, chosen, joined, incomplete))
         if said:
-            lacking.append(NotMeasured(f"the rank of {short}", said))
+            lacking.append(NotMeasured(f"the rank of {whose}", said))
         return RankRead(
             short, rank, writer, contents, steps, pass_ids, joined, incomplete, engine, lacking
         )

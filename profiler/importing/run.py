@@ -41,6 +41,7 @@ class RankFound:
 
     Attributes:
         file: Its name. rank: The rank that it is of.
+        source: What wrote it: ``kineto`` or ``nsys``.
         passes: How many steps of each phase.
         sources: How many steps were found in each way.
         joined: What its kernels were joined to.
@@ -51,6 +52,7 @@ class RankFound:
 
     file: str
     rank: int
+    source: str
     passes: Mapping[str, int]
     sources: Mapping[str, int]
     joined: Joined
@@ -248,6 +250,7 @@ def _found(each: RankRead) -> RankFound:
     return RankFound(
         file=each.file,
         rank=each.rank,
+        source=each.contents.source,
         passes=Counter(step.work.phase.value for step in each.steps),
         sources=Counter(step.tag_source.value for step in each.steps),
         joined=each.joined,

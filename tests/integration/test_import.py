@@ -379,3 +379,12 @@ def test_importing_needs_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_sglang_is_told_from_vllm_whose_form_of_ranges_it_has_too(
+    tmp_path: Path, whole: bool
+) -> None:
+    name = "sglang-mi300x-extend"
+    (meta,) = imported(tmp_path, more(name) if whole else KEPT / f"{name}.json.gz").metas
+    assert [model.engine for model in meta.models] == ["sglang"]

@@ -39,7 +39,7 @@ def test_files_without_a_rank_are_numbered_and_that_is_said() -> None:
     assert assign_rank(None, "a.json", {}, (0, 9)) == (0, "")
     rank, said = assign_rank(None, "b.json", {0: [(0, 9)], 2: [(0, 9)]}, (0, 9))
     assert rank == 1
-    assert said == "b.json names no rank: it is counted as rank 1"
+    assert said == "it names none, and is counted as rank 1"
 
 
 def test_two_files_of_a_rank_are_windows_or_another_rank() -> None:
