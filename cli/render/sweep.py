@@ -120,6 +120,8 @@ def _prefill(sweep: Sweep, width: int) -> Iterator[Text]:
         if sweep.prefill.rate_flops is not None:
             rate = units.rate(sweep.prefill.rate_flops / 1e12)
             notes.insert(0, f"each further token is computed at {rate} TFLOP/s")
+        if sweep.prefill.knee is not None:
+            notes.insert(0, _fitted(sweep.prefill.knee, "pass", "tokens"))
         yield from _notes(notes, width)
 
 
@@ -129,7 +131,7 @@ def _below(series: DecodeSeries | None, width: int) -> Iterator[Text]:
         return
     notes = []
     if series.knee is not None:
-        notes.append(_fitted(series.knee))
+        notes.append(_fitted(series.knee, "step", "batch"))
     if series.roofs is not None:
         roofs = series.roofs
         notes.append(
@@ -139,16 +141,16 @@ def _below(series: DecodeSeries | None, width: int) -> Iterator[Text]:
     yield from _notes([*notes, *(_turned(turn, "batch") for turn in series.turns)], width)
 
 
-def _fitted(knee: Knee) -> str:
-    line = f"step = {units.duration(knee.fixed_ms)} + batch x {units.duration(knee.each_ms)}"
-    misfit = f"misfit {units.percent(knee.misfit)}"
-    if knee.aside is None:
-        return f"{line} ({misfit})"
-    than = "longer" if knee.aside > 0 else "less"
-    return (
-        f"{line} from batch {units.count(round(knee.begin))} on ({misfit}; the smallest takes "
-        f"{units.percent(abs(knee.aside))} {than})"
-    )
+def _fitted(knee: Knee, what: str, of: str) -> str:
+    line = f"{what} = {units.duration(knee.fixed_ms)} + {of} x {units.duration(knee.each_ms)}"
+    more = [f"misfit {units.percent(knee.misfit)}"]
+    if knee.by_line and knee.at:
+        more.insert(0, f"knee {units.rate(knee.at)}")
+    if knee.aside is not None:
+        than = "longer" if knee.aside > 0 else "less"
+        line += f" from {of} {units.count(round(knee.begin))} on"
+        more.append(f"the smallest takes {units.percent(abs(knee.aside))} {than}")
+    return f"{line} ({', '.join(more)})"
 
 
 def _turned(turn: Turn, of: str) -> str:
@@ -221,8 +223,8 @@ def _median(found: Estimate | None) -> str:
 def _outliers(found: Sequence[Outlier]) -> Iterator[str]:
     for each in found[:_NAMED]:
         yield (
-            f"{each.figure} of batch {each.batch}, {each.prompt_tokens} + {each.new_tokens} tokens, repeat "
-            f"{each.repeat + 1}: {units.latency(each.value_ms)}, {units.rate(each.times)} times the median; "
+            f"{each.figure} of batch {units.count(each.batch)}, {units.count(each.prompt_tokens)} + "
+            f"{units.count(each.new_tokens)} tokens, repeat {each.repeat + 1}: {units.latency(each.value_ms)}, {units.rate(each.times)} times the median; "
             f"{each.detail}"
         )
     if len(found) > _NAMED:
