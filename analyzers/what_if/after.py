@@ -87,7 +87,7 @@ def step_after(measured: Measured, setting: Setting, step: PhaseStep, case: Case
     peak = reached_peak(measured, setting, by.narrow_peak, case)
     after = at_roofs(changed(step.parts, by), roofs_of(measured, setting), peak)
     difference = after.floor_s - before.floor_s
-    g = _excess_follows(step, before, difference, case)
+    g = _excess_follows(measured, step, before, difference, case)
     converting = conversion_s(measured, setting, step, by, case)
     device = _device_s(measured, setting, step, before, after, g, case)
     device = _with_other_kernels(measured, setting, step, by, device, case) + converting
@@ -122,10 +122,14 @@ def graphs_apply(step: PhaseStep) -> bool:
     return step.phase is Phase.DECODE
 
 
-def _excess_follows(step: PhaseStep, before: RoofTime, difference: float, case: Case) -> float:
+def _excess_follows(
+    measured: Measured, step: PhaseStep, before: RoofTime, difference: float, case: Case
+) -> float:
     """g: how much the device's time changes for each second at the roofs.
 
-    The nearer a step is to its roofs, the more its excess is taken to be that of the same work: 2 - M / device.
+    Where time is saved, the nearer a step is to its roofs, the more its excess is taken to be that of the same work:
+    2 - M / device. Where work is added, the excess of a GPU is taken to grow by the geometric mean of both bounds, and
+    that of a CPU, whose operators do not wait for launches, as the work does.
     """
     if not before.floor_s or not step.device_s or not difference:
         return 1.0
@@ -133,10 +137,12 @@ def _excess_follows(step: PhaseStep, before: RoofTime, difference: float, case: 
     if nearness >= 1:
         # Faster than the roofs (a cache, a boost clock): all of it follows the work.
         return 1 / nearness
-    if case is Case.LIKELY:
-        return 2 - nearness
-    # What helps most where time is saved costs most where it is added.
     saves = difference < 0
+    if case is Case.LIKELY:
+        if saves:
+            return 2 - nearness
+        return 1 / nearness if measured.hardware.kind == "cpu" else nearness**-0.5
+    # What helps most where time is saved costs most where it is added.
     return 1 / nearness if (case is Case.BEST) == saves else 1.0
 
 

@@ -68,6 +68,10 @@ class Hardware:
     sheet: Mapping[str, Ceilings] = field(default_factory=dict)
     board: str = ""
 
+    def has(self, dtype: str) -> bool:
+        """Whether its roofs for a dtype are known."""
+        return dtype in self.roofs or dtype in self.sheet
+
     def peak_gain(self, dtype: str, narrow: str) -> float | None:
         """The peak of a narrower dtype over that of another; None if the device is not known to multiply in it.
 
@@ -278,7 +282,7 @@ class OtherDevice:
 
     @property
     def title(self) -> str:
-        return self.hardware.name
+        return self.hardware.board or self.hardware.name
 
     def to(self, setting: Setting) -> Setting:
         return replace(setting, device=self.hardware)

@@ -22,6 +22,7 @@ from phaseprof.analyzers.what_if.results import Term, Unit
 from phaseprof.analyzers.what_if.work import (
     Factors,
     changed,
+    dtype_there,
     factors,
     narrow_peak,
     roofs_of,
@@ -29,6 +30,8 @@ from phaseprof.analyzers.what_if.work import (
 from phaseprof.analyzers.wording import byte_rate, flop_rate, number, percent
 from phaseprof.phases import Phase
 
+#: Times within this part of a step are the same.
+_ROUNDING = 1e-9
 #: Phases below this part of the time are left out of the arithmetic.
 _MINOR = 0.02
 
@@ -45,16 +48,18 @@ def terms(
     """
     whole = sum(step.step_s * step.passes for step in measured.steps)
     for after in steps:
-        if after.step.parts and after.step.step_s * after.step.passes >= _MINOR * whole:
+        step = after.step
+        same = step.step_s == after.step_s and step.device_s == after.device_s
+        if step.parts and step.step_s * step.passes >= _MINOR * whole and not same:
             yield from _of_step(measured, setting, after)
-    step = measured.step(Phase.DECODE)
-    if setting.speculation is not None and step is not None:
+    decode = measured.step(Phase.DECODE)
+    if setting.speculation is not None and decode is not None:
         chance = speculation.acceptance(measured, setting, 0)
         drafts = setting.speculation.drafts
         yield Term(
             "tokens a step",
             "",
-            1 + step.accepted,
+            1 + decode.accepted,
             yielded,
             Unit.TOKENS,
             f"(1 - a^(k+1)) / (1 - a) with a = {number(chance)}, k = {drafts}",
@@ -132,15 +137,19 @@ def _of_step(measured: Measured, setting: Setting, after: StepAfter) -> Iterator
             "2 all-reduces a layer: latency + bytes / bandwidth",
         )
     if step.idle_s is not None and after.idle_s is not None:
-        formula = "stays: the host takes as long"
-        if setting.graphs and after.idle_s < step.idle_s:
-            formula = "under graphs: 1 µs between kernels, and a tenth of the idle time"
-        elif after.idle_s > step.idle_s:
-            formula = (
-                f"the host sets the pace: {percent(after.seen)} of what the device saves is seen"
-            )
+        formula = _idle_formula(setting, after, after.idle_s - step.idle_s)
         yield Term("device idle", name, step.idle_s, after.idle_s, Unit.SECONDS, formula)
     yield Term("step", name, step.step_s, after.step_s, Unit.SECONDS, _step_formula(setting, after))
+
+
+def _idle_formula(setting: Setting, after: StepAfter, change_s: float) -> str:
+    if setting.graphs and change_s < 0:
+        return "under graphs: 1 µs between kernels, and a tenth of the idle time"
+    if change_s > _ROUNDING * after.step_s:
+        return f"the host sets the pace: {percent(after.seen)} of what the device saves is seen"
+    if change_s < -_ROUNDING * after.step_s:
+        return "a part of what the device takes longer falls into it"
+    return "stays: the host takes as long"
 
 
 def _conversion_formula(setting: Setting, by: Factors) -> str:
@@ -178,6 +187,8 @@ def _weights_formula(setting: Setting, by: Factors, *, on_cpu: bool) -> str:
             found.append(
                 f"{percent(UNPACKED_ON_CPU[0])} of the time saved, the rest goes to unpacking"
             )
+    elif by.dtype != 1:
+        found.append(f"x {number(by.dtype)} in 16 bits")
     if by.experts != by.weights:
         found.append(f"experts reached x {number(by.experts / by.weights)}")
     if by.ranks != 1:
@@ -191,6 +202,8 @@ def _kv_formula(setting: Setting, by: Factors) -> str:
         found.append(f"x {number(by.sequences)} sequences")
     if setting.kv is not None:
         found.append(f"{number(setting.kv.bits)} bits an element")
+    elif by.dtype != 1:
+        found.append("in 16 bits")
     if setting.kv_heads == LATENTS:
         found.append("latents of 4.5 head widths")
     elif setting.kv_heads is not None:
@@ -274,4 +287,6 @@ def _of_device(measured: Measured, setting: Setting) -> Iterator[str]:
         yield "By the ratio of both datasheets: what is reached of them here is taken to be reached there."
     else:
         yield "Its roofs are those of the datasheet, which no kernel sustains."
+    if dtype_there(measured, setting) != measured.dtype:
+        yield f"It is taken to run in {dtype_there(measured, setting)} there: roofs for {measured.dtype} are not known."
     yield "The host is taken to be as fast."

@@ -121,10 +121,7 @@ def _why(measured: Measured, change: Change, device: Hardware) -> tuple[str, str
         case OtherDevice(hardware=other):
             if not has_roofs(measured, other):
                 known = ", ".join(sorted({*other.roofs, *other.sheet})) or "no dtype"
-                return (
-                    f"the roofs of {other.name} for {measured.dtype} are not known ({known} is)",
-                    "",
-                )
+                return f"its roofs are known for {known}, not for {measured.dtype}", ""
         case TensorParallel(ranks=ranks):
             return _tensor_parallel(measured, ranks, device)
     return None
@@ -167,7 +164,8 @@ def _graphs(measured: Measured, device: Hardware) -> tuple[str, str] | None:
         return "the gaps between its kernels were not measured", _TIMELINE
     gaps = step.idle_s / step.step_s
     if gaps < _GAPS:
-        return f"the device idles {percent(gaps)} of a decode step", ""
+        idles = f"idles {percent(gaps)} of" if gaps else "never idles in"
+        return f"the device {idles} a decode step", ""
     return None
 
 

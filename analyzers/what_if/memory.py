@@ -26,7 +26,8 @@ def memory_bytes(measured: Measured, setting: Setting) -> float:
         for each in cost.experts
     )
     packable = cost.body_weight_bytes + experts
-    weights = (cost.parameter_bytes - packable + packable * by.weights) / by.ranks
+    rest = cost.parameter_bytes - packable
+    weights = (rest * by.dtype + packable * by.weights) / by.ranks
     held = sum(
         part.kv_bytes
         for part in changed(step.parts, by)

@@ -32,8 +32,8 @@ from phaseprof.analyzers.wording import data, number, percent
 from phaseprof.errors import UsageError
 from phaseprof.phases import Phase
 
-#: A change that gains less even at best cannot help: repeats of a run differ by as much. Nor does one that may lose.
-HELPS = 1.03
+#: A change that gains less even at best, or likely gains hardly anything, cannot help: repeats differ by as much.
+HELPS, _LIKELY_HELPS = 1.03, 1.01
 #: Larger batches that are tried, the boldest first; each doubling has to bring so much.
 _BATCHES = (8, 4, 2)
 _DOUBLING = 1.25
@@ -129,7 +129,7 @@ def _try(measured: Measured, change: Change) -> Outcome | Refused:
             f"{data(outcome.memory_bytes)} do not fit into {data(measured.hardware.memory_bytes)}"
         )
         return replace(outcome, cannot=room)
-    hopeless = outcome.gain.high < HELPS or outcome.gain.value <= 1
+    hopeless = outcome.gain.high < HELPS or outcome.gain.value < _LIKELY_HELPS
     if not outcome.cannot and hopeless:
         return replace(outcome, cannot=_why_not(measured, change, outcome))
     return outcome

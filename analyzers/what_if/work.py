@@ -60,6 +60,8 @@ class Factors:
         attention_flops: What attention computes more for each token.
         ranks: n. kv_ranks: n as far as keys and values can be split.
         narrow_peak: The peak of matrices and experts over that of the model's dtype.
+        dtype: Bytes of whatever else is stored in the dtype of the model, over those of now: a float32 model on a
+            device of which only 16-bit roofs are known runs in 16 bits.
     """
 
     tokens: float = 1.0
@@ -71,6 +73,7 @@ class Factors:
     ranks: float = 1.0
     kv_ranks: float = 1.0
     narrow_peak: float = 1.0
+    dtype: float = 1.0
 
 
 def weight_bits(cost: ModelCost) -> float:
@@ -133,10 +136,13 @@ def factors(measured: Measured, setting: Setting, step: PhaseStep) -> Factors:
     tokens = token_factor(measured, setting, step) * sequences
     if step.phase is Phase.MIXED and step.tokens:
         tokens = _mixed_tokens(measured, setting, step, sequences)
-    weights = 1.0
+    dtype = _BITS[dtype_there(measured, setting)] / _BITS.get(measured.dtype, 16.0)
+    if dtype_there(measured, setting) == measured.dtype:
+        dtype = 1.0
+    weights = dtype
     if setting.weights is not None:
         weights = setting.weights.bits / weight_bits(cost)
-    kv, scored = _kv_factors(measured, setting)
+    kv, scored = _kv_factors(measured, setting, dtype)
     if step.phase not in (Phase.DECODE, Phase.MIXED):
         # Prefill expands latents, and attends with heads of their own as before.
         scored = 1.0
@@ -155,6 +161,7 @@ def factors(measured: Measured, setting: Setting, step: PhaseStep) -> Factors:
         ranks=ranks,
         kv_ranks=_split(cost, setting, ranks),
         narrow_peak=narrow_peak(measured, setting),
+        dtype=dtype,
     )
 
 
@@ -204,10 +211,10 @@ def chunk_after(measured: Measured, setting: Setting, step: PhaseStep) -> float:
     return min(wanted, longest)
 
 
-def _kv_factors(measured: Measured, setting: Setting) -> tuple[float, float]:
+def _kv_factors(measured: Measured, setting: Setting, dtype: float) -> tuple[float, float]:
     """Bytes of keys and values, and FLOPs of attention, over those of now."""
     cost = measured.cost
-    size = scored = 1.0
+    size, scored = dtype, 1.0
     if setting.kv is not None:
         size = setting.kv.bits / (kv_bits(cost) or setting.kv.bits)
     heads = kv_heads(cost)
@@ -234,8 +241,17 @@ def narrow_peak(measured: Measured, setting: Setting) -> float:
     device = setting.device or measured.hardware
     if wanted is None or device.kind == "cpu":
         return 1.0
-    gain = device.peak_gain(measured.dtype, wanted)
+    gain = device.peak_gain(dtype_there(measured, setting), wanted)
     return max(gain, 1.0) if gain is not None else 1.0
+
+
+def dtype_there(measured: Measured, setting: Setting) -> str:
+    """The dtype that the model computes in: of another device bfloat16, where that does not know float32."""
+    device = setting.device
+    wide = measured.dtype == "float32"
+    if device is None or not wide or device.has(measured.dtype) or not device.has("bfloat16"):
+        return measured.dtype
+    return "bfloat16"
 
 
 def changed(parts: tuple[Part, ...], by: Factors) -> tuple[Part, ...]:
@@ -246,13 +262,15 @@ def changed(parts: tuple[Part, ...], by: Factors) -> tuple[Part, ...]:
 def _changed(part: Part, by: Factors) -> Part:
     flops = part.flops * by.tokens / by.ranks
     if part.kind is PartKind.TABLES:
-        return replace(part, flops=flops, weight_bytes=part.weight_bytes * by.tokens)
+        return replace(part, flops=flops, weight_bytes=part.weight_bytes * by.tokens * by.dtype)
     if part.kind is PartKind.ATTENTION:
         kv = part.kv_bytes * by.sequences * by.kv / by.kv_ranks
         return replace(part, flops=flops * by.attention_flops, kv_bytes=kv)
     if part.kind is PartKind.STATES:
-        return replace(part, flops=flops, kv_bytes=part.kv_bytes * by.sequences / by.ranks)
-    lighter = {PartKind.MATRICES: by.weights, PartKind.EXPERTS: by.experts}.get(part.kind, 1.0)
+        return replace(
+            part, flops=flops, kv_bytes=part.kv_bytes * by.sequences * by.dtype / by.ranks
+        )
+    lighter = {PartKind.MATRICES: by.weights, PartKind.EXPERTS: by.experts}.get(part.kind, by.dtype)
     return replace(part, flops=flops, weight_bytes=part.weight_bytes * lighter / by.ranks)
 
 
@@ -303,9 +321,10 @@ def roofs_of(measured: Measured, setting: Setting) -> Ceilings:
     other = setting.device
     if other is None or other.name == measured.hardware.name:
         return now
-    here, there = measured.hardware.sheet.get(measured.dtype), other.sheet.get(measured.dtype)
-    if here is None or there is None:
-        return other.roofs.get(measured.dtype) or other.sheet[measured.dtype]
+    dtype = dtype_there(measured, setting)
+    here, there = measured.hardware.sheet.get(dtype), other.sheet.get(dtype)
+    if here is None or there is None or dtype != measured.dtype:
+        return other.roofs.get(dtype) or other.sheet[dtype]
     return replace(
         now,
         device_key=there.device_key,
@@ -316,5 +335,5 @@ def roofs_of(measured: Measured, setting: Setting) -> Ceilings:
 
 
 def has_roofs(measured: Measured, device: Hardware) -> bool:
-    """Whether a device's roofs are known for the model's dtype."""
-    return measured.dtype in device.roofs or measured.dtype in device.sheet
+    """Whether a device's roofs are known for the dtype that the model would compute in."""
+    return device.has(dtype_there(measured, Setting(device=device)))
