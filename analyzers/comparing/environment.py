@@ -228,10 +228,28 @@ def _lengths(a: Sample, b: Sample) -> tuple[str, str, str]:
         prompts = f"prompts of {_tokens(one.prompt_tokens)} and of {_tokens(other.prompt_tokens)}"
     if _apart(one.output_tokens, other.output_tokens) > SAME_LENGTH:
         outputs = f"outputs of {_tokens(one.output_tokens)} and of {_tokens(other.output_tokens)}"
+    # Plans of several lengths each may have the same mean.
+    plans = a.report.facts.workload, b.report.facts.workload
+    prompts = prompts or _asked(plans, "prompt_tokens", "prompts")
+    outputs = outputs or _asked(plans, "new_tokens", "outputs")
     held = [each.prompt_tokens + each.output_tokens / 2 for each in (one, other)]
     if _apart(*held) > _SAME_CONTEXT:
         contexts = f"decode steps over {_tokens(held[0])} and over {_tokens(held[1])} in the cache"
+    if any(isinstance(plan.get("prompt_tokens"), list) for plan in plans) and prompts:
+        contexts = contexts or prompts
     return prompts, outputs, contexts
+
+
+def _asked(plans: Sequence[Mapping[str, object]], key: str, what: str) -> str:
+    """Why the lengths that two plans go through are not the same, as a clause; empty if they are."""
+    one, other = (plan.get(key) for plan in plans)
+    if one is None or other is None or not (isinstance(one, list) or isinstance(other, list)):
+        return ""
+    lengths = [sorted(each) if isinstance(each, list) else [each] for each in (one, other)]
+    if lengths[0] == lengths[1]:
+        return ""
+    told = [", ".join(map(str, each)) for each in lengths]
+    return f"{what} of {told[0]} tokens and of {told[1]} tokens were asked for"
 
 
 def _tokens(mean: float) -> str:

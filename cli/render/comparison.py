@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -32,6 +33,7 @@ from phaseprof.cli.render.layout import (
 )
 
 MIN_WIDTH = 48
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _STYLE = {
     Call.BETTER: "green",
     Call.WORSE: "red",
@@ -127,6 +129,8 @@ def _export(lines: Iterable[Text], width: int, color: bool) -> str:
     )
     for line in lines:
         line.rstrip()
+        # Names come from traces: a control character among them would speak to the terminal.
+        line.plain = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", line.plain)
         console.print(line, soft_wrap=True)
     return stream.getvalue().rstrip("\n")
 

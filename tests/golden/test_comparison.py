@@ -86,6 +86,17 @@ def test_colours_are_those_of_the_terminal() -> None:
     assert "\x1b[31mworse" in text
 
 
+def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
+    hostile = replace(
+        META,
+        models=(replace(model(name="m\x1b[31mred\x07\x9b2J"), attn_implementation="\x1b]0;x"),),
+    )
+    other = sample(run(2), hostile, name="b\x1bc", side=1)
+    text = render([compare(BASE, other)], [BASE.report, other.report], width=80)
+    assert not any((ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 for char in text)
+    assert "[31mred" in text
+
+
 def test_a_pull_request(golden: Golden) -> None:
     found = compare(BASE, SLOWER, rules=RULES)
     text = render_markdown([found], [BASE.report, SLOWER.report], failed=True)

@@ -170,6 +170,17 @@ def test_other_prompts_are_not_compared_and_decode_only_over_the_same_cache() ->
     assert decode is not None and decode.call is Call.UNCHANGED
 
 
+def test_plans_of_other_lengths_with_the_same_mean_are_two_workloads() -> None:
+    plans = [replace(META, workload={"prompt_tokens": each}) for each in ([256, 768], 512)]
+    found = compare(sample(run(1), plans[0]), sample(run(2), plans[1], side=1))
+    assert "prompts of 256, 768 tokens and of 512 tokens were asked for" in found.reasons[0]
+    for path in ("prefill.pass_ms.p50", "decode.pass_ms.p50"):
+        delta = found.delta(path)
+        assert delta is not None and delta.call is Call.NOT_COMPARED
+    again = compare(sample(run(1), plans[0]), sample(run(2), plans[0], side=1))
+    assert again.level is Level.ALL
+
+
 def test_of_other_batch_sizes_only_the_common_ones_are_compared() -> None:
     plans = [replace(META, workload={"batch": list(batches)}) for batches in ((1, 4), (4, 16))]
     a = sample(run(1, batches=(1, 4)), plans[0])
