@@ -45,13 +45,18 @@ def attention_class(seconds: float) -> str:
 
 
 def gemm_spread(spreads: Mapping[str, Spread], rows: int, seconds: float) -> Spread:
-    """The spread of the class; of the rows alone, or of everything, where the class had too few points."""
-    for name in (gemm_class(rows, seconds), row_band(rows)):
+    """The spread of the class. Where it had too few points, that of the next shorter times, or the next longer ones, of
+    the same rows; else of the rows alone, or of everything."""
+    names = [name for _, name in _GEMM_TIMES]
+    own = next(i for i, (bound, _) in enumerate(_GEMM_TIMES) if seconds * 1e6 < bound)
+    nearest = [*reversed(names[: own + 1]), *names[own + 1 :]]
+    band = row_band(rows)
+    for name in (*(f"{band}, {time}" for time in nearest), band):
         if name in spreads:
             return spreads[name]
     return spreads[ALL]
 
 
 def attention_spread(spreads: Mapping[str, Spread], seconds: float) -> Spread:
-    """As `gemm_spread`."""
+    """The spread of the class, or of everything where it had too few points."""
     return spreads.get(attention_class(seconds), spreads[ALL])

@@ -15,7 +15,7 @@ from phaseprof.analyzers.efficiency.attention import moved_bytes as attention_by
 from phaseprof.analyzers.efficiency.formulas import joined, waves
 from phaseprof.analyzers.efficiency.gemm import gemm_seconds, moved_bytes
 from phaseprof.analyzers.efficiency.parameters import AttentionFit, GemmFit, Hardware, Tile
-from phaseprof.work.count import Rows
+from phaseprof.work.count import Reach, Rows
 from phaseprof.work.ops import AttentionShape, GemmShape
 
 SMALL = Hardware(units=4, flops_per_s=4e12, bytes_per_s=1e12, cache_bytes=0)
@@ -233,6 +233,8 @@ def test_attention_is_finite_monotone_and_above_its_floor(
     seconds = attention_seconds(shape, fit, gpu)
     assert math.isfinite(seconds)
     assert seconds >= attention_bytes(shape) / gpu.bytes_per_s
+    pairs = Reach(window, None, True).pairs(past, query) * sequences
+    assert seconds >= 4 * 128 * heads[0] * pairs / gpu.flops_per_s
     least = seconds * (1 - 1e-9)
     longer = attention((Rows(past + 777, query, sequences),), *heads, window)
     assert attention_seconds(longer, fit, gpu) >= least

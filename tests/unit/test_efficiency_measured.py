@@ -136,6 +136,21 @@ def test_parameters_and_errors_are_those_of_the_results() -> None:
     assert scaled == RESULTS["scaled"]["by class"]
 
 
+def test_the_page_states_the_errors_of_the_results() -> None:
+    page = (ROOT / "docs" / "efficiency.md").read_text(encoding="utf-8")
+    rows = [
+        held
+        for name, each in RESULTS.items()
+        if " gemm " in name or " attention" in name
+        for held in ([each["held"]] if "points" in each["held"] else each["held"].values())
+    ]
+    assert len(rows) == 12
+    for row in rows:
+        median, p90, bias = (100 * row[name] for name in ("median", "p90", "bias"))
+        stated = f"| {row['points']:,} | {median:.1f} % | {p90:.1f} % | {bias:+.1f} % |"
+        assert stated in page, stated
+
+
 def test_the_halves_share_no_matrix_and_are_about_equal() -> None:
     parts = [part_of(n, k) for n in range(1024, 20_000, 512) for k in range(1024, 20_000, 512)]
     share = {part: parts.count(part) / len(parts) for part in Part}

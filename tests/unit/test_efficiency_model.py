@@ -13,6 +13,7 @@ from phaseprof.analyzers.efficiency.choosing import efficiency_for
 from phaseprof.analyzers.efficiency.estimate import Estimate, total
 from phaseprof.analyzers.efficiency.model import Basis, EfficiencyModel
 from phaseprof.analyzers.efficiency.parameters import Spread
+from phaseprof.analyzers.efficiency.size_classes import attention_spread, gemm_spread
 from phaseprof.collectors.datasheet import DATASHEET, DatasheetRow
 from phaseprof.trace.meta import Ceilings, Device
 from phaseprof.work.count import Rows
@@ -268,3 +269,17 @@ def test_the_fitted_parameters_are_what_they_are_called() -> None:
         for attention in (*gpu.prefill.values(), *gpu.decode.values()):
             assert all(0 < share <= 1 for share in attention.fit.compute_share.values())
             assert 0.7 < attention.fit.bandwidth_share <= 1
+
+
+def test_a_class_of_few_points_takes_the_interval_of_its_neighbour() -> None:
+    def spread(high: float) -> Spread:
+        return Spread(0.9, high, 0.05, 100)
+
+    known = {"m < 16, 10-100 us": spread(1.2), "m < 16": spread(1.5), "all": spread(2.0)}
+    assert gemm_spread(known, 1, 50e-6).high == 1.2
+    assert gemm_spread(known, 15, 1.0).high == 1.2
+    assert gemm_spread(known, 1, 1e-6).high == 1.2
+    assert gemm_spread({"m < 16": spread(1.5), "all": spread(2.0)}, 1, 1e-6).high == 1.5
+    assert gemm_spread(known, 16, 50e-6).high == 2.0
+    assert attention_spread({"< 15 us": spread(1.1), "all": spread(2.0)}, 1e-5).high == 1.1
+    assert attention_spread({"< 15 us": spread(1.1), "all": spread(2.0)}, 2e-5).high == 2.0
