@@ -18,6 +18,8 @@ from phaseprof.errors import TraceError
 
 #: What `nsys` itself writes. They are not open, and `nsys` alone can read them.
 _REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+#: What a damaged file may raise.
+_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
 #: Rows that are fetched at a time.
 _ROWS = 4096
 
@@ -56,15 +58,19 @@ class Database:
         self._columns: dict[str, dict[str, str]] = {}
         # Immutable: no lock and no journal beside a file that may lie on a read-only disk.
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        connection: sqlite3.Connection | None = None
         try:
-            self._connection = sqlite3.connect(uri, uri=True)
-            self._connection.text_factory = _text
-            found = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            connection = sqlite3.connect(uri, uri=True)
+            connection.text_factory = _text
+            found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             self._tables = {str(row[0]).lower(): str(row[0]) for row in found.fetchall()}
-        except sqlite3.Error as error:
+        except _ERRORS as error:
+            if connection is not None:
+                connection.close()
             raise NoRecordingError(
-                f"{name} is a damaged SQLite file: {error}.", "Export it, or copy it, again."
+                f"{name} is a damaged SQLite file: {_said(error)}.", "Export it, or copy it, again."
             ) from error
+        self._connection = connection
 
     def close(self) -> None:
         """Close the file."""
@@ -129,8 +135,8 @@ class Database:
             cursor = self._connection.execute(text, parameters)
             while rows := cursor.fetchmany(_ROWS):
                 yield from rows
-        except (sqlite3.Error, OverflowError) as error:
-            clause = f"reading its tables stopped: {error}"
+        except _ERRORS as error:
+            clause = f"reading its tables stopped: {_said(error)}"
             if clause not in self.damage:
                 self.damage.append(clause)
 
@@ -186,6 +192,15 @@ def _is_plain(path: Path) -> bool:
             return file.read(16) == b"SQLite format 3\x00"
     except OSError:
         return False
+
+
+def _said(error: Exception) -> str:
+    """What SQLite says. It quotes the file, and what is quoted may be no text: then that is the error."""
+    return (
+        "its tables are described by what is no text"
+        if isinstance(error, UnicodeError)
+        else str(error)
+    )
 
 
 def _quoted(name: str) -> str:

@@ -23,6 +23,7 @@ from phaseprof.trace.reader import open_trace
 
 KEPT = Path(__file__).parents[1] / "data" / "traces"
 NAMES = ("vllm-mi300x-decode-full-graph", "vllm-b200-tp8-prefill", "sglang-mi300x-extend")
+MORE = Path(__file__).parents[3] / "shared" / "traces"
 EXAMPLES = int(os.environ.get("PHASEPROF_DAMAGES", "120"))
 BATCH = 40
 
@@ -69,6 +70,18 @@ def twice(text: bytes, draw: random.Random) -> bytes:
     return text[: place + length] + text[place:]
 
 
+def flip(text: bytes, draw: random.Random) -> bytes:
+    """A few bits, as a disk or a network turns them over."""
+    turned = bytearray(text)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        turned[draw.randrange(len(turned))] ^= 1 << draw.randrange(8)
+    return bytes(turned)
+
+
+def append(text: bytes, draw: random.Random) -> bytes:
+    return text + draw.choice((b"\x00" * 40, b"garbage", draw.randbytes(5_000), text[:3_000]))
+
+
 def pack(
     damage: Callable[[bytes, random.Random], bytes],
 ) -> Callable[[bytes, random.Random], bytes]:
@@ -80,7 +93,10 @@ def pack(
     return packed
 
 
-DAMAGES = (cut, leave_out, overwrite, break_form, odd_words, twice, pack(cut), pack(overwrite))
+DAMAGES = (
+    *(cut, leave_out, overwrite, break_form, odd_words, twice, flip),
+    *(pack(cut), pack(overwrite), pack(leave_out), pack(flip), pack(append)),
+)
 
 
 def is_whole(text: bytes) -> bool:
@@ -101,7 +117,7 @@ def run_import(text: bytes, folder: Path) -> tuple[RankFound, Counter[Row]] | No
     shutil.rmtree(trace, ignore_errors=True)
     trace.mkdir()
     try:
-        (found,) = import_files([str(file)], trace, Options()).ranks
+        found = import_files([str(file)], trace, Options()).ranks[0]
     except TraceError:
         return None
     opened = open_trace(trace)
@@ -120,6 +136,31 @@ def test_damage_is_said_and_nothing_is_invented(batch: int, tmp_path: Path) -> N
         if got is None or is_whole(damaged):
             continue
         assert got[0].damage, f"example {number}: {name}, {damage.__name__}: nothing is said"
+
+
+def few_bytes(text: bytes, draw: random.Random) -> bytes:
+    turned = bytearray(text)
+    for _ in range(draw.choice((1, 20, 300))):
+        turned[draw.randrange(len(turned))] = draw.randrange(256)
+    return bytes(turned)
+
+
+#: What moves or removes pages of a database; single values have no check in it.
+BREAK_PAGES = (cut, leave_out, pack(cut), pack(flip))
+DATABASE_DAMAGES = (*BREAK_PAGES, overwrite, twice, flip, few_bytes, pack(append))
+
+
+def test_damaged_exports_of_nsight_systems_raise_nothing_else(tmp_path: Path) -> None:
+    path = MORE / "nsys-h100-2gpu-training.sqlite.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in this checkout")
+    plain = gzip.decompress(path.read_bytes())
+    for number in range(max(EXAMPLES // 12, len(DATABASE_DAMAGES))):
+        damage = DATABASE_DAMAGES[number % len(DATABASE_DAMAGES)]
+        got = run_import(damage(plain, random.Random(number)), tmp_path)
+        assert [file.name for file in (tmp_path / "trace").glob(".*")] == []
+        if got is not None and damage in BREAK_PAGES:
+            assert got[0].damage, f"example {number}: {damage.__name__}: nothing is said"
 
 
 def test_what_is_not_damaged_is_not_said_to_be(tmp_path: Path) -> None:

@@ -370,6 +370,16 @@ def test_cut_and_overwritten_files_raise_nothing_else_and_leave_nothing(tmp_path
     assert said > damaged / 2
 
 
+def test_a_description_of_tables_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """SQLite quotes it in its message, which then is no text either."""
+    whole = export(tmp_path / "x.sqlite").read_bytes()
+    place = whole.index(b"(", whole.index(b"CREATE TABLE"))
+    path = tmp_path / "damaged.sqlite"
+    path.write_bytes(whole[:place] + b"\xe3" * 3 + whole[place + 3 :])
+    with pytest.raises(TraceError, match="damaged SQLite file"):
+        read(path, tmp_path)
+
+
 def test_the_real_export_of_two_devices(tmp_path: Path) -> None:
     path = SHARED / "nsys-h100-2gpu-training.sqlite.gz"
     if not path.exists():
