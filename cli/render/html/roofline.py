@@ -12,7 +12,7 @@ from phaseprof.trace.meta import Ceilings
 
 #: The frame.
 _WIDTH, _HEIGHT = 640.0, 380.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 18.0, 18.0, 46.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 18.0, 24.0, 46.0
 #: Decades that stay free beyond the outermost points.
 _AROUND_X, _AROUND_Y = (0.45, 0.9), (0.45, 0.35)
 _LEAST_DECADES = 2.0

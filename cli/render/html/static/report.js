@@ -216,7 +216,7 @@
     data.counters.forEach((counter, place) => drawCounter(g, counter, counterTop(place), width, x));
     drawPicked(g, x);
     const span = `${duration(view[0])} to ${duration(view[1])} of ${duration(data.spanUs)}`;
-    byId("timeline-view").textContent = single ? `${span}, ${shown} passes` : span;
+    byId("timeline-view").textContent = single ? `${span}, ${shown} ${shown === 1 ? "pass" : "passes"}` : span;
     canvas.dataset.drawn = single ? "passes" : "bins";
     canvas.dataset.from = view[0];
     canvas.dataset.to = view[1];
