@@ -352,11 +352,14 @@ def _measure(
         outcome = run_workload(subject.model, plan, done=done, progress=progress)
         if not outcome.interrupted:
             progress("Looking at what runs during a few passes")
-            with prof.operator_window():
-                run_few_tokens(subject.model, plan, done=done)
-                if placement.device != "cpu":
-                    # A profiler that has just begun may lose the first kernels of a GPU.
-                    run_few_tokens(subject.model, plan, done=done, again=1)
+            try:
+                with prof.operator_window():
+                    run_few_tokens(subject.model, plan, done=done)
+                    if placement.device != "cpu":
+                        # A profiler that has just begun may lose the first kernels of a GPU.
+                        run_few_tokens(subject.model, plan, done=done, again=1)
+            except KeyboardInterrupt:
+                outcome = replace(outcome, interrupted=True)
         progress("Writing the trace")
     progress("Reading the trace")
     try:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,11 +161,14 @@ def _measure(
                 )
                 if not outcome.interrupted:
                     progress("Looking at what runs during a few steps")
-                    with prof.operator_window():
-                        run_few_requests(engine, run.plan, output, done=done)
-                        if not cpu:
-                            # A profiler that has just begun may lose the first kernels of a GPU.
-                            run_few_requests(engine, run.plan, output, done=done, again=1)
+                    try:
+                        with prof.operator_window():
+                            run_few_requests(engine, run.plan, output, done=done)
+                            if not cpu:
+                                # A profiler that has just begun may lose the first kernels of a GPU.
+                                run_few_requests(engine, run.plan, output, done=done, again=1)
+                    except KeyboardInterrupt:
+                        outcome = replace(outcome, interrupted=True)
             progress("Ending the engine")
         progress("Writing the trace")
     progress("Reading the trace")

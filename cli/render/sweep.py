@@ -224,8 +224,8 @@ def _outliers(found: Sequence[Outlier]) -> Iterator[str]:
     for each in found[:_NAMED]:
         yield (
             f"{each.figure} of batch {units.count(each.batch)}, {units.count(each.prompt_tokens)} + "
-            f"{units.count(each.new_tokens)} tokens, repeat {each.repeat + 1}: {units.latency(each.value_ms)}, {units.rate(each.times)} times the median; "
-            f"{each.detail}"
+            f"{units.count(each.new_tokens)} tokens, repeat {each.repeat + 1}: {units.latency(each.value_ms)}, "
+            f"{units.rate(each.times)} times the median; {each.detail}"
         )
     if len(found) > _NAMED:
         yield f"and {units.counted(len(found) - _NAMED, 'more')}".replace("mores", "more")

@@ -64,7 +64,7 @@ def run_workload(
     rounds = done.rounds(plan)
     try:
         prompts = _Prompts(model, plan.seed)
-        warmups = [(cell, n) for n in range(plan.warmup) for cell in rounds.cells]
+        warmups = [(cell, n) for n in range(plan.warmup) for cell in done.to_warm(plan)]
         for number, (cell, repeat) in enumerate(warmups):
             progress(f"Warm-up, {plan.named(cell)}", number, len(warmups))
             new = plan.warmup_tokens(cell)

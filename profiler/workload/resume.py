@@ -75,6 +75,10 @@ class Progressed:
                 seen.add((cell.prompt_tokens, cell.batch))
                 yield cell
 
+    def to_warm(self, plan: WorkloadPlan) -> tuple[Cell, ...]:
+        """The cells to warm up: those of which calls are left, or else those whose kernels are."""
+        return self.rounds(plan).cells or tuple(self.unseen(plan))
+
     def is_whole(self, plan: WorkloadPlan) -> bool:
         """Whether nothing is left to do."""
         return not self.rounds(plan).cells and not any(True for _ in self.unseen(plan))

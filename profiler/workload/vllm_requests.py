@@ -44,7 +44,7 @@ def run_requests(
     rounds = done.rounds(plan)
     try:
         draw = _prompts(engine, plan.seed, share_prefix)
-        warmups = [(cell, n) for n in range(plan.warmup) for cell in rounds.cells]
+        warmups = [(cell, n) for n in range(plan.warmup) for cell in done.to_warm(plan)]
         for number, (cell, repeat) in enumerate(warmups):
             progress(f"Warm-up, {plan.named(cell)}", number, len(warmups))
             new = min(cell.new_tokens, FEW_TOKENS)

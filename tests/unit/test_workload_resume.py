@@ -16,7 +16,7 @@ from phaseprof.schema import CALLS
 from phaseprof.trace.meta import Device, ProcessMeta
 from phaseprof.trace.writer import TraceWriter, to_arrow
 from phaseprof.workload.plan import Cell, WorkloadPlan
-from phaseprof.workload.resume import FRESH, check_devices, progressed
+from phaseprof.workload.resume import FRESH, Progressed, check_devices, progressed
 
 PLAN = WorkloadPlan(prompt_tokens=(9, 20), new_tokens=(3,), batches=(1, 2), repeats=2)
 FACTS: dict[str, object] = {
@@ -84,6 +84,18 @@ def test_calls_count_whose_requests_are_all_there(tmp_path: Path) -> None:
     assert done.spent_s == pytest.approx(0.020)
     assert done.rounds(PLAN).planned == 6
     assert list(done.unseen(PLAN)) == [Cell(9, 3, 1), Cell(20, 3, 1), Cell(20, 3, 2)]
+
+
+def test_what_is_warmed_up_is_what_is_left() -> None:
+    assert FRESH.to_warm(PLAN) == PLAN.cells
+    run = {cell: {0, 1} for cell in PLAN.cells}
+    assert Progressed({**run, PLAN.cells[1]: {0}}).to_warm(PLAN) == (PLAN.cells[1],)
+    # All calls are there, and no kernel was seen: the process is new, and must not look at its first passes.
+    assert Progressed(run).to_warm(PLAN) == PLAN.cells
+    assert not Progressed(run).is_whole(PLAN)
+    seen = frozenset((cell.prompt_tokens, cell.batch) for cell in PLAN.cells)
+    assert Progressed(run, seen).to_warm(PLAN) == ()
+    assert Progressed(run, seen).is_whole(PLAN)
 
 
 @pytest.mark.parametrize(
