@@ -133,8 +133,9 @@ def _of(sample: Sample, ratio: Ratio, count: int, scale: float = 1.0) -> Figure:
 
 
 def _same_batch(a: Sample, b: Sample, phase: str) -> tuple[Figure, Figure]:
-    common = [n for n in a.by_batch if phase in a.by_batch[n] and phase in b.by_batch.get(n, {})]
-    if not common:
+    sizes = [{n for n, of in each.by_batch.items() if phase in of} for each in (a, b)]
+    common = sorted(sizes[0] & sizes[1])
+    if not common or len(sizes[0] | sizes[1]) == 1:
         why = "they have no batch sizes in common, or only one"
         return Figure(None, lacking=why), Figure(None, lacking=why)
     # As many as the trace with fewer has: a size that hardly occurs says little of either.

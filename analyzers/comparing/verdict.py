@@ -31,6 +31,8 @@ _REQUESTS = {
 #: Differences that may be the reason of a change, in the order in which they are told.
 _TOLD = (Topic.MODEL, Topic.WORKLOAD, Topic.SOFTWARE, Topic.MACHINE, Topic.SETUP)
 _MOST_TOLD = 6
+#: A class that changes with a share that moved by less than this lies at the edge of both.
+_EDGE = 0.05
 
 
 def verdict(
@@ -169,6 +171,8 @@ def _classes(bounds: Sequence[BoundChange]) -> Iterator[str]:
         doubt = "" if each.sure else ", with low confidence"
         shares = ""
         if each.a_explained is not None and each.b_explained is not None:
+            if abs(each.a_explained - each.b_explained) < _EDGE * each.a_explained:
+                doubt += ", at the edge between the two"
             shares = (
                 f" (its nearer roof explains {percent(each.a_explained)} of the time, then "
                 f"{percent(each.b_explained)})"

@@ -35,6 +35,8 @@ _SHOWN = (
     *("ttft_ms.p50", "ttft_ms.p90", "ttft_ms.p99", "tpot_ms.p50", "tpot_ms.p99"),
     *("itl_ms.p50", "itl_ms.p99", "e2e_ms.p50", "queue_ms.p50", "queue_ms.p99"),
 )
+#: Passes that a batch size has to have in both traces to be shown without being asked for.
+_OF_A_BATCH = 5
 _SURE = re.compile(r"\.p9[09]$")
 
 
@@ -50,9 +52,12 @@ class Names:
 
     @classmethod
     def from_paths(cls, paths: Sequence[str]) -> Names:
-        """The last part of each path; all of it where two would be the same."""
+        """The last part of each path; all of it where two would be the same, with a number where that does not help."""
         short = [path.rstrip("/").rpartition("/")[2] or path for path in paths]
-        return cls(tuple(short if len(set(short)) == len(short) else paths))
+        for found in (short, paths):
+            if len(set(found)) == len(found):
+                return cls(tuple(found))
+        return cls(tuple(f"{name} ({place})" for place, name in enumerate(short, 1)))
 
 
 def names_of(reports: Sequence[Report]) -> Names:
@@ -114,8 +119,8 @@ def _is_shown(delta: Delta) -> bool:
     if delta.a.value is None and delta.b.value is None:
         return False
     if metric.batch is not None:
-        both = delta.a.value is not None and delta.b.value is not None
-        return metric.name == "pass_ms.p50" and both
+        enough = min(delta.a.count, delta.b.count) >= _OF_A_BATCH
+        return metric.name == "pass_ms.p50" and enough
     if metric.name.startswith("queue_ms") and not (delta.a.value and delta.b.value):
         return False
     if metric.name not in _SHOWN:

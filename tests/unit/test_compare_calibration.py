@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from compare_calibration import Noise, run_case
+from compare_calibration import Noise, run_case, sample, server
+
+from phaseprof.analyzers.comparing.compare import compare
 
 
 def test_the_same_thing_never_breaks_a_rule_of_ten_percent() -> None:
@@ -24,3 +26,15 @@ def test_eight_percent_in_decode_are_found_in_quiet_runs() -> None:
     assert found.worse["decode.pass_ms.p50"] >= 4
     assert found.worse["prefill.pass_ms.p50"] == 0
     assert found.better["decode.pass_ms.p50"] == 0
+
+
+def test_a_server_that_decodes_slower_is_found_at_equal_batch_sizes() -> None:
+    quiet = Noise(run=0.005, drift=0.01, passes=0.03)
+    a, b = (sample(server(str(n), 48, quiet, 1 + 0.15 * n), n) for n in (0, 1))
+    found = compare(a, b)
+    assert found.verdict[0] == "Decode is slower, prefill is unchanged."
+    same = found.delta("decode.pass_ms.same_batch")
+    assert same is not None and same.low is not None and same.high is not None
+    assert same.low < 0.15 < same.high
+    # All prefills are of one request: there is no other batch size to set them apart from.
+    assert found.delta("prefill.pass_ms.same_batch") is None
