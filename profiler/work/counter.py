@@ -31,6 +31,8 @@ from phaseprof.work.encoders import output_head
 from phaseprof.work.kv import read_layout
 from phaseprof.work.layers import Layers
 from phaseprof.work.modules import class_name, matrix_of, own_parameters
+from phaseprof.work.ops import OpKind
+from phaseprof.work.roles import Found, hidden_size, matmuls_of
 from phaseprof.work.weights import Weights
 
 if TYPE_CHECKING:
@@ -210,6 +212,9 @@ def _as_cost(
         expand_flops_per_token=max(round(fit.per_past), 0),
     )
     state_bytes = 0 if held is None else held.state_bytes
+    matrix = None if head is None else matrix_of(head)
+    shapes = [] if matrix is None else [Found(OpKind.LM_HEAD.value, matrix, head)]
+    text = getattr(model.config, "get_text_config", None)
     return ModelCost(
         linear_flops_per_token=round(fit.per_token),
         head_flops_per_token=head_flops,
@@ -223,6 +228,8 @@ def _as_cost(
         tied_lookup_bytes_per_token=row if tables <= heads else 0,
         states=(StateCost(1, 0, state_bytes),) if state_bytes else (),
         counted=True,
+        matmuls=matmuls_of(shapes, weights, set()),
+        hidden_size=hidden_size(text() if callable(text) else model.config, table),
     )
 
 

@@ -12,6 +12,8 @@ from phaseprof.work.formats import Rules, named_rules, rules_of
 
 #: Configs that say no dtype: what checkpoints are mostly published in.
 _DTYPE = "bfloat16"
+#: How long torch's counter may take where no formula covers a model. Nothing waits for it but the user.
+_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ def load_given(path: Path, dtype: str | None = None, quantization: str | None = 
             quantized in a way whose bytes it does not tell.
         UsageError: If the dtype or the quantization is not known.
     """
+    from phaseprof.work.counter import counted_cost
     from phaseprof.work.packing import pack
     from phaseprof.work.walk import model_cost
     from phaseprof.workload.load import DTYPES, Placement, config_name, random_model, read_config
@@ -59,7 +62,8 @@ def load_given(path: Path, dtype: str | None = None, quantization: str | None = 
     model = random_model(content, Placement("meta", chosen), name=name)
     if rules is not None:
         pack(model, rules, name)
-    return GivenModel(name, type(model).__name__, chosen, model_cost(model))
+    cost = counted_cost(model, model_cost(model), limit_s=_LIMIT_S)
+    return GivenModel(name, type(model).__name__, chosen, cost)
 
 
 def _rules(content: Mapping[str, object], name: str, asked: str | None) -> Rules | None:
