@@ -32,8 +32,8 @@ from phaseprof.phases import Phase
 
 #: Times within this part of a step are the same.
 _ROUNDING = 1e-9
-#: Phases below this part of the time are left out of the arithmetic.
-_MINOR = 0.02
+#: Phases below this part of the time are left out of the arithmetic, but for the two that latencies come from.
+_MINOR, _MAIN = 0.02, (Phase.PREFILL, Phase.DECODE)
 
 
 def terms(
@@ -50,7 +50,8 @@ def terms(
     for after in steps:
         step = after.step
         same = step.step_s == after.step_s and step.device_s == after.device_s
-        if step.parts and step.step_s * step.passes >= _MINOR * whole and not same:
+        minor = step.step_s * step.passes < _MINOR * whole and step.phase not in _MAIN
+        if step.parts and not minor and not same:
             yield from _of_step(measured, setting, after)
     decode = measured.step(Phase.DECODE)
     if setting.speculation is not None and decode is not None:
