@@ -18,20 +18,23 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import msgspec
-
-from phaseprof.collectors.files.chrome import Args, ChromeTrace, Damage, Event, Loose, lists
+from phaseprof.collectors.files.chrome import Args, ChromeTrace, Event, Loose
 from phaseprof.collectors.files.contents import (
     Contents,
-    DeviceFound,
     LeftOut,
     LookedUp,
     Span,
 )
 from phaseprof.collectors.files.joinery import EventRow, Joinery, correlation_of
+from phaseprof.collectors.files.kineto_header import (
+    clauses,
+    devices_described,
+    devices_named,
+    versions_of,
+)
 from phaseprof.collectors.files.source import Bytes
+from phaseprof.collectors.files.values import grid_of, ids_shape, natural, number_of, whole
 
 #: By category: what is done with its events.
 _DEVICE = frozenset(
@@ -157,7 +160,7 @@ class _Reading:
         if span is None:
             return
         args = event.args
-        number = _whole(event.pid if args is None or args.device is None else args.device)
+        number = whole(event.pid if args is None or args.device is None else args.device)
         if number is None or not -1 <= number < _INT32:
             self._left_out.bad_device += 1
             return
@@ -175,7 +178,7 @@ class _Reading:
             marks = self._marks[name] = self._wants_marker(str(event.name))
         if marks:
             row = EventRow(correlation, start, duration, name, number, stream)
-            self._joinery.add_marker(row, None if args is None else _grid(args.grid))
+            self._joinery.add_marker(row, None if args is None else grid_of(args.grid))
 
     def _take_call(self, event: Event) -> None:
         name = event.name
@@ -191,7 +194,7 @@ class _Reading:
         correlation = correlation_of(event.args.correlation)
         span = self._span(event)
         if correlation and span is not None:
-            self._joinery.add_launch(correlation, span[0], _whole(event.tid) or 0, place)
+            self._joinery.add_launch(correlation, span[0], whole(event.tid) or 0, place)
 
     def _take_operator(self, event: Event) -> None:
         name = event.name
@@ -209,10 +212,10 @@ class _Reading:
         if not self._ended_ops:
             span = self._span(event)
             if span is not None:
-                self._joinery.add_operator(*span, _whole(event.tid) or 0, self._joinery.name(name))
+                self._joinery.add_operator(*span, whole(event.tid) or 0, self._joinery.name(name))
 
     def _take_lookup(self, event: Event, args: Args) -> None:
-        shape = _ids_shape(args.dims)
+        shape = ids_shape(args.dims)
         span = self._span(event) if shape else None
         if span is None:
             return
@@ -220,7 +223,7 @@ class _Reading:
         if before is not None and self._lookups[before].end_ns is None:
             return  # of positions, or of another kind of tokens of the same pass
         self._products[event.tid] = len(self._lookups)
-        self._lookups.append(LookedUp(span[0], _whole(event.tid) or 0, shape))
+        self._lookups.append(LookedUp(span[0], whole(event.tid) or 0, shape))
 
     def _take_product(self, event: Event) -> None:
         place = self._products.get(event.tid)
@@ -240,7 +243,7 @@ class _Reading:
     def _take_drawn(self, event: Event) -> None:
         # It spans what ran, and is none of it: not even the begin and the end of the recording are its.
         name, args = event.name, event.args
-        number = _whole(event.pid if args is None or args.device is None else args.device)
+        number = whole(event.pid if args is None or args.device is None else args.device)
         if not isinstance(name, str) or number is None or not self._wants_annotation(name):
             return
         span = self._span(event)
@@ -273,16 +276,16 @@ class _Reading:
         if span is None:
             return None
         start, duration = span
-        thread, process = _whole(event.tid) or 0, _whole(event.pid) or 0
+        thread, process = whole(event.tid) or 0, whole(event.pid) or 0
         return Span(str(event.name), start, start + duration, thread, process)
 
     def _span(self, event: Event) -> tuple[int, int] | None:
         """Begin and length in ns; None, and counted, where they are no numbers of that sort."""
         ts, dur = event.ts, event.dur
         if isinstance(ts, str):
-            ts = _number(ts)
+            ts = number_of(ts)
         if isinstance(dur, str):
-            dur = _number(dur)
+            dur = number_of(dur)
         if (
             ts is None
             or dur is None
@@ -300,7 +303,7 @@ class _Reading:
         given: Loose = event.args.stream if event.args is not None else None
         if given is None:
             given = event.tid
-        found = _whole(given)
+        found = whole(given)
         if found is None and isinstance(given, str):
             match = _STREAM.match(given)
             found = None if match is None else int(match[1])
@@ -315,14 +318,14 @@ class _Reading:
 
     def _contents(self) -> Contents:
         header = self._trace.header
-        base = _whole(header.get("baseTimeNanoseconds"))
+        base = whole(header.get("baseTimeNanoseconds"))
         absolute = self._last >= _EPOCH_US and self._first >= _EPOCH_US
         shift = 0 if absolute or base is None or not 0 < base < 1 << 62 else base
         self._joinery.shift_ns = shift
         some = self._first <= self._last
         distributed = header.get("distributedInfo")
         told = distributed if isinstance(distributed, dict) else {}
-        described = [_device(entry) for entry in lists(header, "deviceProperties")]
+        described = devices_described(header)
         return Contents(
             source="kineto",
             annotations=tuple(_moved(span, shift) for span in self._annotations),
@@ -336,12 +339,12 @@ class _Reading:
                 )
                 for each in self._lookups
             ),
-            devices=self._named([each for each in described if each is not None]),
+            devices=devices_named(self._devices, described),
             described=len(described),
             process=self._process,
-            rank=_natural(told.get("rank")),
-            world_size=_natural(told.get("world_size")) or None,
-            versions=_versions(header),
+            rank=natural(told.get("rank")),
+            world_size=natural(told.get("world_size")) or None,
+            versions=versions_of(header),
             rocm=self._hip or any("roctracer" in key or "hip_" in key for key in header),
             epoch=absolute or shift > 0,
             start_ns=round(self._first * 1000) + shift if some else 0,
@@ -350,110 +353,6 @@ class _Reading:
             damage=tuple(clauses(self._trace.damage, self._source.damage)),
         )
 
-    def _named(self, described: list[DeviceFound]) -> tuple[DeviceFound, ...]:
-        """The devices that were used, as the file describes them; those that it describes if none was."""
-        if not self._devices:
-            return tuple(described)
-        by_number = {each.number: each for each in described}
-        alike = {(each.name, each.cores, each.memory_bytes) for each in described}
-        found = []
-        for number in sorted(self._devices):
-            own = by_number.get(number)
-            if own is None and len(alike) == 1:
-                own = described[0]  # numbers of agents, of which CPUs are some
-            found.append(
-                DeviceFound(number)
-                if own is None
-                else DeviceFound(number, own.name, own.cores, own.memory_bytes, own.capability)
-            )
-        return tuple(found)
-
-
-def clauses(damage: Damage, of_bytes: str) -> list[str]:
-    """What is wrong with a file, as clauses."""
-    found = []
-    if of_bytes:
-        found.append(of_bytes)
-    if damage.truncated:
-        found.append("its list of events ends before its end")
-    if damage.events_lost:
-        found.append(
-            f"{damage.events_lost} events or pieces of events ({damage.bytes_lost} bytes) "
-            "could not be read"
-        )
-    if damage.events_repaired:
-        found.append(f"{damage.events_repaired} events were no JSON and had to be repaired")
-    return [*found, *damage.wrappings]
-
 
 def _moved(span: Span, shift: int) -> Span:
     return Span(span.name, span.start_ns + shift, span.end_ns + shift, span.thread_id, span.process)
-
-
-def _device(entry: Any) -> DeviceFound | None:
-    if not isinstance(entry, dict):
-        return None
-    number = _whole(entry.get("id"))
-    if number is None:
-        return None
-    major, minor = _natural(entry.get("computeMajor")), _natural(entry.get("computeMinor"))
-    return DeviceFound(
-        number,
-        str(entry.get("name") or "").strip(),
-        _natural(entry.get("numSms")) or None,
-        _natural(entry.get("totalGlobalMem")) or None,
-        None if major is None or minor is None else (major, minor),
-    )
-
-
-def _versions(header: dict[str, Any]) -> dict[str, str]:
-    """Versions of the drivers and of what recorded, as far as the header names them."""
-    return {
-        key.removesuffix("_version"): str(value)
-        for key, value in header.items()
-        if key.endswith("_version") and isinstance(value, int | str)
-    }
-
-
-def _grid(value: Any) -> tuple[int, int, int] | None:
-    if (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(isinstance(each, int) and 0 <= each < _INT32 for each in value)
-    ):
-        return value[0], value[1], value[2]
-    return None
-
-
-def _ids_shape(dims: msgspec.Raw) -> tuple[int, ...]:
-    """The shape of the second input; empty where it was not recorded."""
-    try:
-        found = msgspec.json.decode(dims, type=list[list[int]]) if dims else []
-    except (msgspec.MsgspecError, UnicodeError):
-        return ()
-    return tuple(found[1]) if len(found) > 1 else ()
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _whole(value: object) -> int | None:
-    """A whole number, also one that is written as text; None for what is none."""
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else None
-    if isinstance(value, str):
-        text = value.strip()
-        if text.removeprefix("-").isdecimal() and len(text) < 20:
-            return int(text)
-    return None
-
-
-def _natural(value: object) -> int | None:
-    found = _whole(value)
-    return found if found is not None and 0 <= found < 1 << 62 else None

@@ -1,16 +1,13 @@
 """Nsight Systems exports (SQLite): ranges, launches, kernels and counters, a process at a time.
 
-Versions of 2020 to 2026 differ in their tables and columns; each is looked up, and what is missing is said.
-Identifiers are composed: ``globalTid`` holds the process in bits 24 to 47 and the thread in the 24 below. Each process
-counts correlation ids by itself, so that equal ones of two processes mean nothing. Times are ns since the capture
-began, which ``TARGET_INFO_SESSION_START_TIME`` places on the Unix axis, unless the export has moved them already.
+Versions of 2020 to 2026 differ in their tables and columns; each is looked up, and what is missing is said. Each
+process counts correlation ids by itself, so that equal ones of two processes mean nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from phaseprof.collectors.files.contents import Contents, LeftOut, Span
@@ -18,118 +15,44 @@ from phaseprof.collectors.files.joinery import EventRow, Joinery
 from phaseprof.collectors.files.nsys_database import Database
 from phaseprof.collectors.files.nsys_gpus import Gpus
 from phaseprof.collectors.files.nsys_metrics import Sampled, SampleRow, read_samples
-from phaseprof.collectors.files.source import NoRecordingError
+from phaseprof.collectors.files.nsys_tables import (
+    CALLS,
+    COPIES,
+    GRAPHS,
+    INT32,
+    KERNELS,
+    LATEST_NS,
+    PID_BITS,
+    RANGES,
+    SETS,
+    TID_MASK,
+    Process,
+    Strings,
+    clock_of,
+    copy_name,
+    processes,
+    set_name,
+)
 from phaseprof.errors import NotMeasured
 
 #: What a graph that was traced as a whole is called among the kernels.
 WHOLE_GRAPH = "cuda_graph_traced_as_a_whole"
-
-_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
-_COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
-_SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
-_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-_CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_RANGES = "NVTX_EVENTS"
 #: Ranges of NVTX and of NVTX text files: pushed and popped, started and ended; and what names a domain.
 _RANGE_TYPES = frozenset((59, 60, 70, 71))
 _DOMAIN_TYPE = 75
 #: Domains of libraries, whose ranges are calls of theirs.
 _LIBRARIES = frozenset(("NCCL", "CCCL", "cuBLAS", "cuBLASLt", "cuDNN", "cuSPARSE", "NVSHMEM"))
 _LAUNCHING = ("Launch", "Memcpy", "Memset")
-#: Later than any capture is long: such a time counts from the Unix epoch. 1973.
-_EPOCH_NS = 10**17
-_LATEST_NS = 7 * 10**18
-_INT32 = 1 << 31
-_PID_BITS, _TID_MASK = 24, (1 << 24) - 1
 #: Ranges that are held, at most.
 _SPANS = 500_000
 #: What emit_nvtx appends to the name of an operator.
 _APPENDED = re.compile(r", (?:op_id|seq|sizes|input_op_ids) = .*$")
 #: CUDA appends the version that a function came with.
 _VERSION = re.compile(r"_v\d+$")
-_COPY = {
-    1: "HtoD",
-    2: "DtoH",
-    3: "HtoA",
-    4: "AtoH",
-    5: "AtoA",
-    6: "AtoD",
-    7: "DtoA",
-    8: "DtoD",
-    9: "HtoH",
-    10: "PtoP",
-    11: "HtoD",
-    12: "DtoH",
-    13: "DtoD",
-}
-_MEMORY = {
-    0: "Pageable",
-    1: "Pinned",
-    2: "Device",
-    3: "Array",
-    4: "Managed",
-    5: "Device",
-    6: "Managed",
-}
+
+__all__ = ["WHOLE_GRAPH", "Process", "processes", "read", "samples"]
 
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that used devices, or called them.
-
-    Attributes:
-        key: What its rows hold above the thread's bits; None: of all rows, which do not tell it.
-        pid: As its system numbered it; 0 if not known.
-        rank: That MPI gave it; None if it gave none.
-    """
-
-    key: int | None
-    pid: int
-    rank: int | None = None
-
-
-def processes(database: Database) -> tuple[Process, ...]:
-    """The processes that ran something on a device; of a recording without devices those that called or placed ranges.
-
-    Raises:
-        NoRecordingError: If the database is no export of Nsight Systems, or has nothing of what is read here.
-    """
-    known = (_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES)
-    if not any(map(database.has, (*known, "StringIds", "META_DATA_EXPORT"))):
-        raise NoRecordingError(
-            f"{database.name} is an SQLite database, but no export of Nsight Systems.",
-            "nsys export --type sqlite REPORT.nsys-rep",
-        )
-    ranks = {
-        key >> _PID_BITS: rank
-        for key, rank in database.rows(
-            "MPI_RANKS", ("globalPid", "rank"), needs=("globalPid", "rank")
-        )
-        if isinstance(key, int) and isinstance(rank, int) and 0 <= rank < _INT32
-    }
-    for tables, column in (
-        ((_KERNELS, _GRAPHS, _COPIES, _SETS), "globalPid"),
-        ((_CALLS, _RANGES), "globalTid"),
-    ):
-        found = {
-            key
-            for table in tables
-            for key in database.distinct(table, f'"{column}" >> {_PID_BITS}', column)
-            if isinstance(key, int)
-        }
-        if found:
-            return tuple(Process(key, key & _TID_MASK, ranks.get(key)) for key in sorted(found))
-        if any(_some(database, table) for table in tables):
-            break
-    if any(_some(database, table) for table in known):
-        return (Process(None, 0),)
-    damage = f" ({'; '.join(database.damage)})" if database.damage else ""
-    raise NoRecordingError(
-        f"{database.name} has no kernels, no launches and no ranges{damage}.",
-        "Record with nsys profile --trace=cuda,nvtx, and export all tables.",
-    )
 
 
 def read(
@@ -159,9 +82,9 @@ def read(
 
 def samples(database: Database, sampled: Sampled) -> Iterator[SampleRow]:
     """The counters of all devices; times are on the axis of the contents."""
-    shift, _ = _clock(database)
+    shift, _ = clock_of(database)
     for row in read_samples(database, Gpus(database), sampled):
-        if abs(row.start_ns) < _LATEST_NS and row.end_ns < _LATEST_NS:
+        if abs(row.start_ns) < LATEST_NS and row.end_ns < LATEST_NS:
             yield row._replace(start_ns=row.start_ns + shift, end_ns=row.end_ns + shift)
 
 
@@ -184,8 +107,8 @@ class _Reading:
         self._wants_annotation = wants_annotation
         self._progress = progress
         self._gpus = Gpus(database)
-        self._strings = _Strings(database)
-        self._shift, self._epoch = _clock(database)
+        self._strings = Strings(database)
+        self._shift, self._epoch = clock_of(database)
         self._left_out = LeftOut()
         self._devices: dict[int, None] = {}
         self._lacking: list[NotMeasured] = []
@@ -223,7 +146,7 @@ class _Reading:
     # Host
 
     def _ranges(self) -> Iterator[Span]:
-        if not self._database.has(_RANGES):
+        if not self._database.has(RANGES):
             self._lacks(
                 "ranges of NVTX",
                 "the export has no table of them",
@@ -234,7 +157,7 @@ class _Reading:
         held = dropped = 0
         columns = ("start", "end", "eventType", "text", "textId", "globalTid", "domainId")
         for start, end, kind, text, text_id, thread, domain in self._rows(
-            _RANGES, columns, "globalTid", needs=("start",)
+            RANGES, columns, "globalTid", needs=("start",)
         ):
             if kind is not None and kind not in _RANGE_TYPES:
                 continue
@@ -257,7 +180,7 @@ class _Reading:
                 name,
                 start + self._shift,
                 end + self._shift,
-                thread & _TID_MASK if isinstance(thread, int) else 0,
+                thread & TID_MASK if isinstance(thread, int) else 0,
                 self._process.pid,
             )
         if dropped:
@@ -269,11 +192,11 @@ class _Reading:
         """The domains of libraries, by their numbers in this process."""
         found = set()
         columns = ("eventType", "text", "textId", "domainId", "globalTid")
-        if "eventtype" not in self._database.columns(_RANGES):
+        if "eventtype" not in self._database.columns(RANGES):
             return frozenset()
-        where, own = self._own(_RANGES, "globalTid")
+        where, own = self._own(RANGES, "globalTid")
         for _, text, text_id, domain, _ in self._database.rows(
-            _RANGES,
+            RANGES,
             columns,
             needs=("domainId",),
             where=f'"eventType" = {_DOMAIN_TYPE}' + (f" AND {where}" if where else ""),
@@ -284,7 +207,7 @@ class _Reading:
         return frozenset(found)
 
     def _calls(self) -> None:
-        if not self._database.has(_CALLS):
+        if not self._database.has(CALLS):
             self._lacks("which step a kernel is of", "the export has no calls of CUDA", _ALL_TABLES)
             return
         if self._process.key is None and self._mixed():
@@ -296,7 +219,7 @@ class _Reading:
             return
         launching: dict[int, int] = {}
         for start, end, thread, correlation, name_id in self._rows(
-            _CALLS,
+            CALLS,
             ("start", "end", "globalTid", "correlationId", "nameId"),
             "globalTid",
             needs=("start", "correlationId", "nameId"),
@@ -307,27 +230,27 @@ class _Reading:
                 launches = any(part in name for part in _LAUNCHING)
                 place = launching[name_id] = self._joinery.name(name) if launches else -1
             if place >= 0 and self._in_time(start, start if end is None else end):
-                own = thread & _TID_MASK if isinstance(thread, int) else -1
+                own = thread & TID_MASK if isinstance(thread, int) else -1
                 self._joinery.add_launch(_correlation(correlation), start, own, place)
 
     def _mixed(self) -> bool:
-        keys = self._database.distinct(_CALLS, f'"globalTid" >> {_PID_BITS}', "globalTid")
+        keys = self._database.distinct(CALLS, f'"globalTid" >> {PID_BITS}', "globalTid")
         return len(keys) > 1
 
     # Devices
 
     def _kernels(self) -> None:
-        if not self._database.has(_KERNELS):
-            if not self._database.has(_GRAPHS):
+        if not self._database.has(KERNELS):
+            if not self._database.has(GRAPHS):
                 self._lacks("kernels", "the export has no table of them", _ALL_TABLES)
             return
-        columns = self._database.columns(_KERNELS)
+        columns = self._database.columns(KERNELS)
         named = next(
             (each for each in ("demangledName", "shortName") if each.lower() in columns), "name"
         )
         places: dict[Any, tuple[int, bool]] = {}
         for start, end, device, stream, correlation, name_id, x, y, z in self._rows(
-            _KERNELS,
+            KERNELS,
             (
                 "start",
                 "end",
@@ -357,26 +280,24 @@ class _Reading:
     def _copies(self) -> None:
         columns = ("start", "end", "deviceId", "streamId", "correlationId")
         for start, end, device, stream, correlation, kind, source, target in self._rows(
-            _COPIES,
+            COPIES,
             (*columns, "copyKind", "srcKind", "dstKind"),
             "globalPid",
             needs=("start", "end"),
         ):
-            name = f"Memcpy {_COPY.get(kind, 'of unknown kind')}"
-            if source in _MEMORY and target in _MEMORY:
-                name += f" ({_MEMORY[source]} -> {_MEMORY[target]})"
+            name = copy_name(kind, source, target)
             self._add(start, end, device, stream, correlation, self._joinery.name(name))
         for start, end, device, stream, correlation, kind in self._rows(
-            _SETS, (*columns, "memKind"), "globalPid", needs=("start", "end")
+            SETS, (*columns, "memKind"), "globalPid", needs=("start", "end")
         ):
-            place = self._joinery.name(f"Memset ({_MEMORY.get(kind, 'Unknown')})")
+            place = self._joinery.name(set_name(kind))
             self._add(start, end, device, stream, correlation, place)
 
     def _whole_graphs(self) -> None:
         place = self._joinery.name(WHOLE_GRAPH)
         count = 0
         for event in self._rows(
-            _GRAPHS,
+            GRAPHS,
             ("start", "end", "deviceId", "streamId", "correlationId"),
             "globalPid",
             needs=("start", "end"),
@@ -397,7 +318,7 @@ class _Reading:
             return None
         if device is None:
             device = 0  # a version that has no such column has one device
-        if not isinstance(device, int) or not -1 <= device < _INT32:
+        if not isinstance(device, int) or not -1 <= device < INT32:
             self._left_out.bad_device += 1
             return None
         number = self._gpus.number(self._process.pid, device)
@@ -428,14 +349,14 @@ class _Reading:
     def _own(self, table: str, column: str) -> tuple[str, tuple[int, ...]]:
         if self._process.key is None or column.lower() not in self._database.columns(table):
             return "", ()
-        return f'"{column}" >> {_PID_BITS} = ?', (self._process.key,)
+        return f'"{column}" >> {PID_BITS} = ?', (self._process.key,)
 
     def _in_time(self, start: Any, end: Any) -> bool:
         """Whether these are times; they are counted where they are not."""
         if (
             not isinstance(start, int)
             or not isinstance(end, int)
-            or not -_LATEST_NS < start <= end < _LATEST_NS
+            or not -LATEST_NS < start <= end < LATEST_NS
         ):
             self._left_out.no_time += 1
             return False
@@ -451,56 +372,12 @@ class _Reading:
             self._lacking.append(entry)
 
 
-class _Strings:
-    """The table of strings: looked up, and kept, as rows name them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._known: dict[int, str] = {}
-
-    def get(self, number: Any) -> str:
-        """The text; what is text already as it is; empty for what there is not."""
-        if isinstance(number, str):
-            return number
-        if not isinstance(number, int):
-            return ""
-        found = self._known.get(number)
-        if found is None:
-            value = self._database.value("StringIds", "value", where='"id" = ?', of=(number,))
-            if len(self._known) >= 1 << 16:
-                self._known.clear()
-            found = self._known[number] = value if isinstance(value, str) else ""
-        return found
-
-
-def _clock(database: Database) -> tuple[int, bool]:
-    """What to add to the times, and whether they then are Unix times."""
-    for table in (_KERNELS, _GRAPHS, _CALLS, _RANGES):
-        first = next((row[0] for row in database.rows(table, ("start",), needs=("start",))), None)
-        if isinstance(first, int) and first > _EPOCH_NS:
-            return 0, True
-        if first is not None:
-            break
-    began = database.value("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
-    if not isinstance(began, int) or not _EPOCH_NS < began < _LATEST_NS:
-        return 0, False
-    moved = database.value(
-        "META_DATA_EXPORT", "value", where="name = ?", of=("EXPORT_PARAM_TIME_SHIFT",)
-    )
-    by = int(moved) if isinstance(moved, str) and re.fullmatch(r"-?\d{1,18}", moved) else 0
-    return began - by, True
-
-
-def _some(database: Database, table: str) -> bool:
-    return next(database.rows(table, ("start",)), None) is not None
-
-
 def _correlation(value: Any) -> int:
     return value if isinstance(value, int) and 0 < value < 1 << 62 else 0
 
 
 def _stream(value: Any) -> int:
-    return value if isinstance(value, int) and 0 <= value < _INT32 else -1
+    return value if isinstance(value, int) and 0 <= value < INT32 else -1
 
 
 _ALL_TABLES = "export all tables: nsys export --type sqlite REPORT.nsys-rep"

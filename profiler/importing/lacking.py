@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from phaseprof.collectors.files.contents import Contents
 from phaseprof.errors import NotMeasured
-from phaseprof.importing.annotations import announced
 from phaseprof.importing.forms import Step
 from phaseprof.importing.joining import Joined
 from phaseprof.importing.model import work_of
+from phaseprof.importing.step_names import announced
 from phaseprof.importing.steps import Chosen
 from phaseprof.phases import Phase, TagSource
 from phaseprof.work.from_config import GivenModel

@@ -15,18 +15,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from phaseprof.importing.annotations import (
-    announced,
-    is_part,
-    phase_named,
-    steps_announced,
-    steps_of_parts,
-)
+from phaseprof.importing.annotations import steps_announced, steps_of_parts
 from phaseprof.importing.drawn import Drawn, steps_drawn
 from phaseprof.importing.forms import LookedUp, Marker, Span, Step
 from phaseprof.importing.inferred import settle_by_kernels, steps_of_kernels, wants_marker
 from phaseprof.importing.lookups import settle_by_lookups, steps_of_lookups
 from phaseprof.importing.stacks import function_kind, steps_of_calls
+from phaseprof.importing.step_names import announced, is_part, phase_named
 from phaseprof.phases import Phase
 
 __all__ = ["Chosen", "Evidence", "choose", "function_kind", "wants_annotation", "wants_marker"]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phaseprof.importing.annotations import announced, phase_named, steps_announced, steps_of_parts
+from phaseprof.importing.annotations import steps_announced, steps_of_parts
 from phaseprof.importing.forms import Span, StepWork
+from phaseprof.importing.step_names import announced, phase_named
 from phaseprof.phases import Phase, Role, TagSource
 
 P, D, M, X = Phase.PREFILL, Phase.DECODE, Phase.MIXED, Phase.OTHER
