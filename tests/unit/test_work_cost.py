@@ -8,8 +8,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phaseprof.work.cost import AttentionCost, ModelCost
+from phaseprof.work.cost import AttentionCost, MatmulCost, ModelCost
+from phaseprof.work.count import Rows, count
 from phaseprof.work.kv import KvGroup, KvLayout, with_layout
+from phaseprof.work.ops import OpKind, ops_of
 
 SIZE = st.integers(min_value=0, max_value=2**40)
 ATTENTION = st.builds(
@@ -22,6 +24,14 @@ ATTENTION = st.builds(
     window_tokens=st.none() | SIZE,
     kv_bytes_per_token=SIZE,
     layer_indices=st.lists(st.integers(0, 90)).map(tuple),
+)
+MATMUL = st.builds(
+    MatmulCost,
+    role=st.sampled_from(["qkv", "down", "lm_head"]),
+    count=SIZE,
+    inputs=SIZE,
+    outputs=SIZE,
+    weight_bytes=SIZE,
 )
 COST = st.builds(
     ModelCost,
@@ -36,6 +46,9 @@ COST = st.builds(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     not_covered=st.lists(st.text(max_size=5), max_size=2).map(tuple),
     tied_lookup_bytes_per_token=SIZE,
+    matmuls=st.lists(MATMUL, max_size=3).map(tuple),
+    hidden_size=SIZE,
+    norms=SIZE,
 )
 
 
@@ -48,9 +61,24 @@ def test_a_trace_from_before_the_newer_fields_is_read() -> None:
     cost = two_groups(layer_indices=False)
     data = cost.to_json()
     del data["tied_lookup_bytes_per_token"], data["not_covered"]
+    del data["matmuls"], data["hidden_size"], data["norms"]
     for group in data["attention"]:
         del group["layer_indices"]
     assert ModelCost.from_json(data) == cost
+
+
+def test_without_recorded_matrices_their_work_is_one_operation_without_a_shape() -> None:
+    cost = ModelCost(1000, 200, (), 500, 100, 0, 600, 300, "bfloat16")
+    rows = (Rows(0, 4, 1),)
+    ops = ops_of(cost, rows, logits_tokens=1)
+    (rest,) = [op for op in ops if op.flops]
+    assert (rest.kind, rest.flops, rest.weight_bytes, rest.gemm) == (
+        OpKind.OTHER,
+        4 * 1000 + 200,
+        600,
+        None,
+    )
+    assert rest.flops == count(cost, rows, logits_tokens=1, layout=None).flops
 
 
 def two_groups(*, layer_indices: bool) -> ModelCost:
