@@ -35,8 +35,12 @@ from phaseprof.analyzers.tracks import (
 from phaseprof.phases import Phase
 from phaseprof.trace.columns import to_column
 
-#: Passes of one lane that are few enough to be drawn one by one at any zoom: no levels are made of fewer.
+#: Passes of one lane that are so few that a drawing can show each at any zoom: they need no levels.
+FEW_PASSES = 600
+#: Passes in view that a drawing may show one by one where the bins of the last level are too long for it.
 ONE_BY_ONE = 16_000
+#: Bins of the last level for each pass: more would show no more.
+_BINS_PER_PASS = 8
 #: Passes of a trace beyond which they are not kept one by one: the shortest bins are the last level then.
 MOST_PASSES = 1_250_000
 #: Bins of the last level, of all lanes together.
@@ -171,9 +175,7 @@ def timeline(
         Lane(
             rank=rank,
             passes=len(each.step),
-            levels=()
-            if len(each.step) <= ONE_BY_ONE
-            else tuple(_levels(each, phases, span_us, bins)),
+            levels=_all_levels(each, phases, span_us, bins),
             rows=_coded(each, phases) if total <= MOST_PASSES else None,
         )
         for rank, each in zip(shown, placed_rows, strict=True)
@@ -259,6 +261,16 @@ def _coded(rows: LaneRows, phases: Sequence[Phase]) -> LaneRows:
         to_column(codes, _I64).take(rows.phase),
         *(getattr(rows, name) for name in LaneRows.__slots__[3:]),
     )
+
+
+def _all_levels(
+    rows: LaneRows, phases: Sequence[Phase], span_us: int, bins: int
+) -> tuple[Level, ...]:
+    if len(rows.step) <= FEW_PASSES:
+        return ()
+    while bins > COARSEST_BINS and bins // FACTOR >= _BINS_PER_PASS * len(rows.step):
+        bins //= FACTOR
+    return tuple(_levels(rows, phases, span_us, bins))
 
 
 def _levels(rows: LaneRows, phases: Sequence[Phase], span_us: int, bins: int) -> Iterator[Level]:

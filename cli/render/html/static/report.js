@@ -155,6 +155,24 @@
     if (a >= 1e3) return `${(us / 1e3).toFixed(a >= 1e5 ? 0 : a >= 1e4 ? 1 : 2)} ms`;
     return `${us.toFixed(0)} µs`;
   };
+  // Steps of the axis from half a minute on, in seconds.
+  const SECONDS = [
+    30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000,
+  ];
+  // A moment, as exact as a step is long.
+  function clock(us, step) {
+    if (us < step / 2 || us < 0.5) return "0 s";
+    if (us < 999.5e3) return us < 999.5 ? `${Math.round(us)} µs` : `${Number((us / 1e3).toFixed(3))} ms`;
+    const decimals = Math.min(Math.max(0, -Math.floor(Math.log10(step / 1e6) + 0.01)), 6);
+    if (us < 1.2e8) return `${(us / 1e6).toFixed(decimals)} s`;
+    const seconds = step < 6e7 ? us / 1e6 : Math.round(us / 6e7) * 60;
+    const hours = Math.floor(seconds / 3600), minutes = Math.floor(seconds / 60) % 60;
+    const parts = [];
+    if (hours) parts.push(`${hours} h`);
+    if (minutes) parts.push(`${minutes} min`);
+    if (step < 6e7) parts.push(`${(seconds - 3600 * hours - 60 * minutes).toFixed(decimals)} s`);
+    return parts.join(" ") || "0 s";
+  }
   // The first place whose value is not below x.
   function firstNotBelow(values, x) {
     let low = 0, high = values.length;
@@ -171,6 +189,15 @@
   const countersTop = () => STRIP + data.lanes.length * (LANE + LABEL) + AXIS;
   const counterTop = (place) => countersTop() + place * (COUNTER + LABEL) + LABEL;
   const heightOf = () => countersTop() + data.counters.length * (COUNTER + LABEL) + 4;
+
+  // Whether passes are drawn one by one: where most are as wide as a pixel, or bins would be far wider than that.
+  function isSingle(lane, first, last, width) {
+    if (!lane.levels.length) return true;
+    if (!lane.rows) return false;
+    const finest = data.spanUs / lane.levels[lane.levels.length - 1].bins;
+    const coarse = finest / (view[1] - view[0]) * width > 3;
+    return last - first <= 0.75 * width || (coarse && last - first <= data.oneByOne);
+  }
 
   function levelFor(levels, width) {
     // The coarsest level whose bins are no wider than a pixel and a half, else the finest.
@@ -205,7 +232,7 @@
       g.fillStyle = colours.panel;
       g.fillRect(0, top, width, LANE);
       const [first, last] = lane.rows ? inView(lane.rows) : [0, Infinity];
-      if (last - first <= data.oneByOne || !lane.levels.length) {
+      if (isSingle(lane, first, last, width)) {
         shown += drawPasses(g, lane.rows, first, last, x, top);
       } else {
         single = false;
@@ -215,7 +242,10 @@
     drawAxis(g, width, laneTop(data.lanes.length - 1) + LANE, x);
     data.counters.forEach((counter, place) => drawCounter(g, counter, counterTop(place), width, x));
     drawPicked(g, x);
-    const span = `${duration(view[0])} to ${duration(view[1])} of ${duration(data.spanUs)}`;
+    const long = view[1] - view[0];
+    const span = long < data.spanUs
+      ? `${duration(long)} from ${clock(view[0], long / 100)}, of ${duration(data.spanUs)}`
+      : `all of ${duration(data.spanUs)}`;
     byId("timeline-view").textContent = single ? `${span}, ${shown} ${shown === 1 ? "pass" : "passes"}` : span;
     canvas.dataset.drawn = single ? "passes" : "bins";
     canvas.dataset.from = view[0];
@@ -243,12 +273,19 @@
       shown++;
       g.fillStyle = colours[data.phases[rows.phase[i]]];
       g.globalAlpha = rows.status[i] === data.steady ? 1 : 0.4;
-      const left = x(begin), wide = x(end) - left;
+      const [left, right] = snapped(x(begin), x(end));
       // Between passes that can be seen one by one there is a gap.
-      g.fillRect(left, top, Math.max(wide > 4 ? wide - 0.75 : wide, 0.4), LANE);
+      g.fillRect(left, top, right - left > 4 ? right - left - 1 : right - left, LANE);
     }
     g.globalAlpha = 1;
     return shown;
+  }
+
+  // Edges on pixels: half a pixel of a colour would be a paler one.
+  function snapped(left, right) {
+    const ratio = Math.min(devicePixelRatio || 1, 3);
+    const begin = Math.floor(left * ratio + 0.01);
+    return [begin / ratio, Math.max(Math.floor(right * ratio + 0.01), begin + 1) / ratio];
   }
 
   function drawBins(g, lane, level, x, top) {
@@ -256,38 +293,47 @@
     const first = Math.max(Math.floor(view[0] / bin), 0);
     const last = Math.min(Math.ceil(view[1] / bin), level.bins);
     for (let i = first; i < last; i++) {
-      const left = x(i * bin), wide = Math.max(x((i + 1) * bin) - left, 0.5);
+      const [left, right] = snapped(x(i * bin), x((i + 1) * bin));
+      g.fillStyle = colours.panel;
+      g.fillRect(left, top, right - left, LANE);
       let sum = 0;
       for (const shares of level.shares) sum += shares[i];
       const scale = LANE / Math.max(sum, 255);
       let y = top + LANE;
       level.shares.forEach((shares, phase) => {
         if (!shares[i]) return;
-        const high = shares[i] * scale;
-        y -= high;
+        const high = Math.max(shares[i] * scale, 1);
+        y = Math.max(y - high, top);
         g.fillStyle = colours[data.phases[phase]];
-        g.fillRect(left, y, wide, high);
+        g.fillRect(left, y, right - left, high);
       });
     }
   }
 
   function drawAxis(g, width, top, x) {
     const span = view[1] - view[0];
-    let step = 10 ** Math.floor(Math.log10(span / Math.max(width / 110, 2)));
-    for (const factor of [1, 2, 5, 10]) {
-      if (span / (step * factor) <= Math.max(width / 110, 2)) { step *= factor; break; }
+    const wanted = span / Math.max(width / 110, 2);
+    let step = SECONDS.map((s) => s * 1e6).find((us) => us >= wanted);
+    if (wanted < 2e7) {
+      step = 10 ** Math.floor(Math.log10(wanted));
+      step *= [1, 2, 5, 10].find((factor) => step * factor >= wanted * 0.999);
     }
+    step = step || wanted;
     g.fillStyle = colours.quiet;
     g.strokeStyle = colours["strong-line"];
+    let free = 0;
     for (let us = Math.ceil(view[0] / step) * step; us <= view[1]; us += step) {
       const at = x(us);
       g.beginPath();
       g.moveTo(at, top);
       g.lineTo(at, top + 5);
       g.stroke();
-      const text = duration(us);
+      const text = clock(us, step);
       const half = g.measureText(text).width / 2;
-      g.fillText(text, Math.max(0, Math.min(at - half, width - 2 * half)), top + 18);
+      const left = Math.max(0, Math.min(at - half, width - 2 * half));
+      if (left < free) continue;
+      g.fillText(text, left, top + 18);
+      free = left + 2 * half + 8;
     }
   }
 
@@ -347,7 +393,7 @@
   function passWords(rows, place) {
     const parts = [
       `${data.phases[rows.phase[place]]}, step ${rows.step[place]}, ${duration(rows.span[place])}`,
-      `at ${duration(rows.start[place])}`,
+      `at ${clock(rows.start[place], 1e3)}`,
       `${rows.sequences[place]} sequences, ${rows.prefill[place]} prompt and ${rows.decode[place]} output tokens`,
     ];
     const status = data.status[rows.status[place]];
@@ -372,9 +418,9 @@
       const lane = data.lanes[place], top = laneTop(place);
       if (py < top || py > top + LANE) continue;
       const [first, last] = lane.rows ? inView(lane.rows) : [0, Infinity];
-      if (last - first <= data.oneByOne || !lane.levels.length) {
+      if (isSingle(lane, first, last, width)) {
         const found = passAt(lane, us);
-        return found < 0 ? `no pass at ${duration(us)}` : passWords(lane.rows, found);
+        return found < 0 ? `no pass at ${clock(us, 1e3)}` : passWords(lane.rows, found);
       }
       const level = levelFor(lane.levels, width), bin = data.spanUs / level.bins;
       const i = Math.min(Math.max(Math.floor(us / bin), 0), level.bins - 1);
@@ -382,7 +428,7 @@
         .map((shares, phase) => [data.phases[phase], shares[i]])
         .filter((entry) => entry[1])
         .map((entry) => `${entry[0]} ${Math.max(Math.round(entry[1] / 2.55), 1)} %`);
-      return `${duration(i * bin)} to ${duration((i + 1) * bin)}\n${level.begun[i]} passes begin\n${shares.join(", ") || "no pass"}`;
+      return `${duration(bin)} from ${clock(i * bin, bin)}\n${level.begun[i]} passes begin\n${shares.join(", ") || "no pass"}`;
     }
     for (let place = 0; place < data.counters.length; place++) {
       const counter = data.counters[place], top = counterTop(place);
@@ -393,7 +439,7 @@
         const real = counter.least + stored / (MISSING - 1) * (counter.greatest - counter.least);
         return `${Number(real.toPrecision(3)).toLocaleString("en")}${counter.unit ? ` ${counter.unit}` : ""}`;
       };
-      const when = `${duration(i * bin)} to ${duration((i + 1) * bin)}`;
+      const when = `${duration(bin)} from ${clock(i * bin, bin)}`;
       if (level.mean[i] === MISSING) return `${counter.name}: not sampled\n${when}`;
       const range = level.least && level.greatest && level.least[i] !== level.greatest[i]
         ? ` (${value(level.least[i])} to ${value(level.greatest[i])})` : "";
