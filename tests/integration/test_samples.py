@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phaseprof.session import Session
+from phaseprof.trace.meta import Ceilings
 from phaseprof.trace.reader import open_trace
+from phaseprof.trace.writer import meta_path, write_json
 from phaseprof.workload.generate import run_workload
 from phaseprof.workload.load import choose_placement, random_model
 from phaseprof.workload.plan import WorkloadPlan
@@ -207,6 +210,23 @@ def test_a_sweep_is_read_cell_by_cell(tmp_path: Path) -> None:
     assert [line[:2] for line in lines[:2]] == ["# ", "# "]
     assert lines[2] == "prompt,new,batch,tokens_per_s,tpot_ms,bound"
     assert [line.split(",")[:3] for line in lines[3:]] == [["8", "4", n] for n in ("1", "2", "4")]
+
+
+def test_what_would_help_a_run(tmp_path: Path) -> None:
+    tiny = random_model(CONFIG, choose_placement("cpu"), name="tiny")
+    session = Session(tmp_path / "t", model=tiny)
+    session.start()
+    run_workload(tiny, WorkloadPlan(prompt_tokens=(8,), new_tokens=(4,), repeats=2))
+    session.stop()
+    (meta,) = open_trace(tmp_path / "t").metas
+    key = meta.devices[0].key
+    roofs = Ceilings(key, "float32", 1e11, 1e10, "measured", 0, 0.02, "by hand")
+    path = meta_path(tmp_path / "t", meta.rank, meta.pid, meta.host_token)
+    write_json(path, replace(meta, ceilings=(roofs,)).to_json())
+    done = run(SAMPLES / "what_if.py", "t", cwd=tmp_path)
+    assert done.stdout.startswith("as measured: ")
+    assert "CUDA graphs: no, a CPU has no CUDA graphs" in done.stdout
+    assert "all together: " in done.stdout
 
 
 def test_every_sample_is_tested() -> None:
