@@ -182,3 +182,27 @@ def test_operations_have_the_flops_of_their_modules(name: str) -> None:
     assert (rest.flops, rest.kv_bytes) == (0, 0)
     vectors = sum(p.numel() for p in model.parameters() if p.dim() == 1)
     assert 0 < rest.weight_bytes <= vectors * activation_bytes_of(cost.dtype)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_adapters_add_has_no_shape_of_its_own() -> None:
+    """LoRA of rank 3 on two projections of each layer: 3 (inputs + outputs) elements each."""
+    peft = pytest.importorskip("peft")
+    plain = model_cost(build("llama"))
+    config = peft.LoraConfig(r=3, target_modules=["q_proj", "v_proj"])
+    cost = model_cost(peft.get_peft_model(build("llama"), config).eval())
+    assert cost.matmuls == plain.matmuls
+    ops = ops_of(cost, (Rows(0, LENGTH, ROWS),), logits_tokens=ROWS)
+    (rest,) = [op for op in ops if op.kind is OpKind.OTHER and op.gemm is None]
+    elements = 2 * (3 * (64 + 64) + 3 * (64 + 32))
+    assert rest.flops == 2 * elements * ROWS * LENGTH
+    norms = 5 * 64
+    assert rest.weight_bytes == 4 * (elements + norms)
+
+
+def test_a_tied_head_has_the_bytes_of_the_table() -> None:
+    model = build("gpt2")
+    (head,) = [m for m in model_cost(model).matmuls if m.role == "lm_head"]
+    assert (head.inputs, head.outputs, head.weight_bytes) == (64, 97, 4 * 64 * 97)
+    ops = ops_of(model_cost(model), (Rows(0, LENGTH, ROWS),), logits_tokens=0)
+    assert all(op.kind is not OpKind.LM_HEAD for op in ops)
