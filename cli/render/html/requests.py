@@ -243,11 +243,12 @@ def _step(step: StepMeanwhile) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The section of the engine: sentences, and its load over time."""
+    """The section of the engine: sentences, its load over time as charts, and the same as a table."""
 
     pairs: Sequence[Pair]
     load: LineChart | None
     cache: LineChart | None
+    grid: Grid
 
 
 def engine_of(engine: EngineFigures | None) -> Engine | None:
@@ -294,4 +295,19 @@ def engine_of(engine: EngineFigures | None) -> Engine | None:
         top=1.0,
         top_label="100 %",
     )
-    return Engine(pairs(engine_section(engine, WIDE)), load, cache)
+    grid = Grid(
+        "from",
+        ("running", "waiting", "KV cache in use"),
+        tuple(
+            GridRow(
+                units.duration(each.start_ms),
+                (
+                    units.mean(each.running),
+                    units.mean(each.waiting),
+                    units.percent(each.kv_usage),
+                ),
+            )
+            for each in stretches
+        ),
+    )
+    return Engine(pairs(engine_section(engine, WIDE)), load, cache, grid)
