@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from phaseprof.api import PrintableReport
     from phaseprof.workload.load import Placement
     from phaseprof.workload.plan import WorkloadOutcome, WorkloadPlan
-    from phaseprof.workload.resume import Progressed
 
 _INTERRUPTED = 130
 _VLLM = "With --engine vllm"
@@ -339,7 +338,7 @@ def _measure(
     if not sys.stderr.isatty():
         progress.say(_one_line(subject, plan, placement))
     if done.calls:
-        progress.say(whats_left(done, plan))
+        progress.say(done.told(plan))
     if calibrate:
         _ensure_ceilings(placement, progress)
     if output is not None and done.is_whole(plan):
@@ -388,14 +387,6 @@ def _facts(subject: _Subject, plan: WorkloadPlan, placement: Placement) -> dict[
     if subject.note:
         facts["note"] = subject.note
     return facts
-
-
-def whats_left(done: Progressed, plan: WorkloadPlan) -> str:
-    """What an earlier run has done, and what there is still to do."""
-    rounds = done.rounds(plan)
-    made = sum(len(numbers) for numbers in done.calls.values())
-    left = "nothing is left to run" if done.is_whole(plan) else f"{rounds.planned} are left"
-    return f"the trace has {made} of these calls; {left}"
 
 
 def _one_line(subject: _Subject, plan: WorkloadPlan, placement: Placement) -> str:

@@ -112,7 +112,6 @@ def _measure(
     progress: TerminalProgress,
 ) -> tuple[PrintableReport, WorkloadOutcome]:
     import phaseprof.api
-    from phaseprof.cli.profile import whats_left
     from phaseprof.evidence import COLLECT_VARIABLE
     from phaseprof.workload.plan import WorkloadOutcome
     from phaseprof.workload.resume import FRESH, check_devices, progressed
@@ -136,7 +135,7 @@ def _measure(
     facts = _facts(run, name, note)
     done = progressed(trace, facts) if run.resume else FRESH
     if done.calls:
-        progress.say(whats_left(done, run.plan))
+        progress.say(done.told(run.plan))
     if done.is_whole(run.plan):
         report = phaseprof.api.load_report(trace, calibrate=run.calibrate)
         return report, WorkloadOutcome(0, 0, interrupted=False)

@@ -83,6 +83,13 @@ class Progressed:
         """Whether nothing is left to do."""
         return not self.rounds(plan).cells and not any(True for _ in self.unseen(plan))
 
+    def told(self, plan: WorkloadPlan) -> str:
+        """What an earlier run has done, and what there is still to do."""
+        made = sum(len(numbers) for numbers in self.calls.values())
+        planned = self.rounds(plan).planned
+        left = "nothing is left to run" if self.is_whole(plan) else f"{planned} are left"
+        return f"the trace has {made} of these calls; {left}"
+
 
 #: Nothing was done yet.
 FRESH = Progressed()
