@@ -271,9 +271,9 @@ def _parameters(fit: Any) -> dict[str, Any]:
 def _block(
     measured: Path, narrow: GemmFit, effort: Mapping[str, int]
 ) -> tuple[FittedGemm, dict[str, Any]]:
-    """Block-scaled products: the table was measured without CUDA graphs, so that small ones show the host. Its floor is
-    taken from the table, by kernel, and left out of the model; the kernel that serves shapes that blocks do not fit
-    is left out altogether."""
+    """Block-scaled products: small ones take the same time whatever their size, which is the host's by all signs. Its
+    floor is taken from the table, by kernel, and left out of the model; the kernel that serves shapes that blocks do
+    not fit is left out altogether."""
     points = [
         point
         for point in gemm_points(measured / BLOCK.file, BLOCK.dtype, BLOCK.weight_bytes)

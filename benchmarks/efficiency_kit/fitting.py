@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from efficiency_kit.tables import AttentionPoint, GemmPoint
 from phaseprof.analyzers.efficiency.attention import attention_seconds
 from phaseprof.analyzers.efficiency.gemm import gemm_seconds
 from phaseprof.analyzers.efficiency.parameters import AttentionFit, GemmFit, Hardware, Tile
+from phaseprof.analyzers.efficiency.size_classes import attention_class
 
 Fit = TypeVar("Fit", GemmFit, AttentionFit)
 Point = TypeVar("Point", GemmPoint, AttentionPoint)
@@ -166,7 +168,7 @@ def fit_attention(
     return _fitted(
         start,
         bounds,
-        _sample(points, sample),
+        _by_times(points, sample),
         lambda point, fit: attention_seconds(point.shape, fit, hardware, resident=True),
         evaluations,
     )
@@ -174,6 +176,16 @@ def fit_attention(
 
 def _sample(points: Sequence[Point], size: int) -> list[Point]:
     return random.Random(7).sample(points, min(size, len(points)))
+
+
+def _by_times(points: Sequence[AttentionPoint], size: int) -> list[AttentionPoint]:
+    """As many points of each class of times, as far as there are: most of a table are calls that only cost their start,
+    and what costs a user most are the long ones."""
+    classes: dict[str, list[AttentionPoint]] = defaultdict(list)
+    for point in points:
+        classes[attention_class(point.seconds)].append(point)
+    each = size // len(classes)
+    return [point for name in sorted(classes) for point in _sample(classes[name], each)]
 
 
 def _fitted(
