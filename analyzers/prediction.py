@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from phaseprof.analyzers import thresholds
 from phaseprof.analyzers.bound import classify
 from phaseprof.analyzers.efficiency.estimate import Estimate, total
 from phaseprof.analyzers.results import Bound, Roof
@@ -113,7 +114,7 @@ class PhasePrediction:
         floor_s: Its floor, mean: each operation at its own roof.
         flops: Of one pass and rank, mean.
         moved_bytes: Weights, keys and values of one pass and rank, mean.
-        bound: What the time goes on, by the rules for measured phases.
+        bound: What the time goes on, by the rules for measured phases and by what is known beyond (`_bound`).
         roof: The roof that takes longer.
         explained: Time at that roof over the time.
         communication: Share of the time in collectives.
@@ -268,28 +269,42 @@ def _phase(
         phase=phase,
         exposed_comm_share=communication,
     )
-    bound = verdict.bound
-    if bound is Bound.LATENCY and all(
-        step.runtime.ahead and step.host.seconds > step.device.seconds for step in steps
-    ):
-        # A measured run does not tell what waits for what; here the host is known to be the slower one, and no faster
-        # kernel would help.
-        bound = Bound.OVERHEAD
+    floor_s = sum(step.floor_s for step in steps) / len(steps)
     return PhasePrediction(
         phase=phase,
         passes=number,
         tokens=sum(tokens for _, tokens in passes) / len(passes),
         pass_time=time,
-        floor_s=sum(step.floor_s for step in steps) / len(steps),
+        floor_s=floor_s,
         flops=flops,
         moved_bytes=moved,
-        bound=bound,
+        bound=_bound(verdict.bound, steps, floor_s / time.seconds),
         roof=verdict.nearest_roof,
         explained=verdict.explained,
         communication=communication,
         idle=1 - busy,
         step=steps[len(steps) // 2],
     )
+
+
+def _bound(bound: Bound, steps: Sequence[StepTime], floor_share: float) -> Bound:
+    """The class by the rules for measured phases, with what a measured run does not tell.
+
+    Which of host and device waits for the other is known here: where the host is the slower one, no faster kernel would
+    help. And operations have roofs of their own: where one roof for all of a pass explains too little, their floors may
+    still explain enough, and the roof that most of that time is spent at is the one.
+    """
+    if bound is not Bound.LATENCY:
+        return bound
+    if all(step.runtime.ahead and step.host.seconds > step.device.seconds for step in steps):
+        return Bound.OVERHEAD
+    if floor_share < thresholds.ENOUGH_EXPLAINED.value:
+        return bound
+    computing = sum(
+        term.floor_s for step in steps for term in step.terms if term.roof is Roof.COMPUTE
+    )
+    whole = sum(step.floor_s for step in steps)
+    return Bound.COMPUTE if 2 * computing >= whole else Bound.BANDWIDTH
 
 
 def _memory(cost: ModelCost, load: Load, machine: Machine, capacity: int | None) -> Memory:
@@ -322,8 +337,8 @@ def _kv_of_sequence(cost: ModelCost, load: Load) -> int | None:
 
 
 def _activation_bytes(cost: ModelCost, load: Load) -> int:
-    tokens = max(row.query * row.sequences for row in _prefill_rows(load))
-    tokens = max(tokens, load.batch)
+    tokens = load.batch * load.prompt_tokens
+    tokens = max(min(tokens, load.pass_tokens or tokens), load.batch)
     width = activation_bytes_of(cost.dtype)
     body = [matrix for matrix in cost.matmuls if matrix.role != "lm_head"]
     widest = max((m.inputs + m.outputs for m in body), default=4 * cost.hidden_size)

@@ -202,3 +202,17 @@ def test_the_roofs_of_a_narrow_dtype_raise_prefill_only_where_it_is_used() -> No
         cost, load, replace(machine(roofs=fast), products="float8_e4m3fn", other_ceilings=ROOFS)
     )
     assert wide.prefill.floor_s / 2 < narrow.prefill.floor_s < wide.prefill.floor_s
+
+
+@pytest.mark.parametrize(("past", "bound"), [(300, Bound.COMPUTE), (500, Bound.BANDWIDTH)])
+def test_a_pass_whose_operations_have_different_roofs(past: int, bound: Bound) -> None:
+    """Products compute for 17 ms, attention reads for 13 or 22, norms take 12: no roof of the pass explains half of
+    it, those of its operations do."""
+    cost = model(heads=8, kv_heads=8, dim=128, inner=4096)
+    slow_norms = replace(BARE, kernel_s=2.4e-3, norm_kernels=1)
+    on = machine(slow_norms, roofs=replace(ROOFS, bytes_per_s=5e10))
+    decode = predict(cost, Load(256, past, 2), on).decode
+    assert decode is not None
+    assert decode.explained is not None
+    assert decode.explained < 0.5 < decode.floor_s / decode.pass_time.seconds
+    assert decode.bound is bound
