@@ -48,7 +48,8 @@ class Advice:
     Attributes:
         lines: At most five, the best first: each a sentence without capital and full stop, with its interval.
         cannot: What cannot help, in one sentence; empty if nothing was tried in vain.
-        missing: Why there is no advice, as a sentence; empty where there is some.
+        missing: Why there is no advice, as a clause; empty where there is some.
+        about: What of a run it is for, as a clause; empty where it is for all of it.
         what_if: The figures behind the lines; None where there are none.
     """
 
@@ -56,6 +57,7 @@ class Advice:
     cannot: str = ""
     missing: str = ""
     what_if: WhatIf | None = None
+    about: str = ""
 
 
 def advise(measured: Measured, lever: Lever | None = None) -> Advice:
@@ -74,6 +76,9 @@ def advise(measured: Measured, lever: Lever | None = None) -> Advice:
         lines=tuple(_line(each, found) for each in _ordered(worth, lever)[:_LINES]),
         cannot=_cannot(found.hopeless),
         what_if=found,
+        about=""
+        if found.of_sweep is None
+        else f"for batch {found.of_sweep:,}, the largest of the sweep",
     )
 
 

@@ -122,6 +122,7 @@ class Measured:
         ranks: Ranks that each layer is split over.
         draft_s: Time of the draft model in a decode step.
         missing: Why nothing can be said; empty if something can. fix: What would help.
+        of_sweep: The batch of a sweep that this is of; None for a run without one.
     """
 
     steps: tuple[PhaseStep, ...]
@@ -137,6 +138,7 @@ class Measured:
     draft_s: float = 0.0
     missing: str = ""
     fix: str = ""
+    of_sweep: int | None = None
 
     def step(self, phase: Phase) -> PhaseStep | None:
         """The step of a phase; None if the run has none."""
@@ -230,6 +232,7 @@ def take_apart(
         draft_s=_draft_s(passes, primary, drafted[2]),
         missing=missing,
         fix=fix,
+        of_sweep=batch,
     )
 
 

@@ -29,7 +29,7 @@ from phaseprof.analyzers.what_if.measured import Measured, PartKind, PhaseStep
 from phaseprof.analyzers.what_if.results import Outcome, Refused, WhatIf
 from phaseprof.analyzers.what_if.work import has_latents, kv_heads
 from phaseprof.analyzers.wording import data, number, percent
-from phaseprof.errors import UsageError
+from phaseprof.errors import PhaseprofError
 from phaseprof.phases import Phase
 
 #: A change that gains less even at best, or likely gains hardly anything, cannot help: repeats differ by as much.
@@ -48,7 +48,7 @@ def ranked(measured: Measured) -> WhatIf:
     """All sensible changes of a run.
 
     Raises:
-        UsageError: If too little is known of the run.
+        PhaseprofError: If too little is known of the run.
     """
     _check(measured)
     outcomes, hopeless = [], []
@@ -65,6 +65,8 @@ def ranked(measured: Measured) -> WhatIf:
         outcomes=tuple(sorted(outcomes, key=lambda outcome: -outcome.gain.value)),
         hopeless=tuple(hopeless),
         generates=measured.generates,
+        sequences=_sequences(measured),
+        of_sweep=measured.of_sweep,
     )
 
 
@@ -72,7 +74,7 @@ def asked(measured: Measured, changes: Sequence[Change]) -> WhatIf:
     """The changes that were asked for: each alone, and all together.
 
     Raises:
-        UsageError: If too little is known of the run.
+        PhaseprofError: If too little is known of the run.
     """
     _check(measured)
     setting = together(changes)
@@ -93,12 +95,19 @@ def asked(measured: Measured, changes: Sequence[Change]) -> WhatIf:
         hopeless=tuple(hopeless),
         combined=combined,
         generates=measured.generates,
+        sequences=_sequences(measured),
+        of_sweep=measured.of_sweep,
     )
+
+
+def _sequences(measured: Measured) -> float | None:
+    decode = measured.step(Phase.DECODE)
+    return None if decode is None else decode.sequences
 
 
 def _check(measured: Measured) -> None:
     if measured.missing:
-        raise UsageError(
+        raise PhaseprofError(
             f"what a change would do cannot be worked out: {measured.missing}.",
             f"{measured.fix[:1].upper()}{measured.fix[1:]}." if measured.fix else "",
         )

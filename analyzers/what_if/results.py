@@ -119,6 +119,8 @@ class WhatIf:
         hopeless: What cannot help or be done, each with its reason.
         combined: All that was asked for at once; None unless several changes were.
         generates: Whether tokens_per_s counts output tokens; else it counts those of prompts.
+        sequences: Sequences of a decode step as measured, mean; None without decode.
+        of_sweep: The batch of a sweep that all of it is of; None for a run without one.
     """
 
     measured: Outcome
@@ -126,3 +128,5 @@ class WhatIf:
     hopeless: tuple[Refused, ...]
     combined: Outcome | None = None
     generates: bool = True
+    sequences: float | None = None
+    of_sweep: int | None = None

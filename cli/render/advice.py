@@ -26,6 +26,8 @@ def advice_section(advice: Advice | None, width: int, *, trace: str = "") -> lis
     if advice.cannot:
         cannot = [f"Cannot help: {advice.cannot}."]
         lines += keyed("" if lines else "Advice", cannot, width, paint=plain("dim"))
+    if advice.about and lines:
+        lines += keyed("", [f"All of it {advice.about}."], width, paint=plain("dim"))
     if advice.missing:
         lines += keyed("Advice", [f"{advice.missing[:1].upper()}{advice.missing[1:]}."], width)
     if trace and advice.what_if is not None and (advice.lines or advice.cannot):

@@ -98,6 +98,10 @@ def _head(head: Head, width: int) -> list[Text]:
 def _measured(found: WhatIf, width: int) -> list[Text]:
     before = found.measured
     parts = []
+    if found.of_sweep is not None:
+        parts.append(f"batch {units.count(found.of_sweep)}, the largest of the sweep")
+    elif found.sequences is not None and found.sequences > 1:
+        parts.append(f"batch {units.mean(found.sequences)}")
     if before.ttft_ms is not None:
         parts.append(f"TTFT {units.latency(before.ttft_ms.value)}")
     if before.tpot_ms is not None:

@@ -21,6 +21,7 @@ from what_if_runs import (
     run,
 )
 
+from phaseprof.analyzers.advice import advise
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Bound
 from phaseprof.analyzers.what_if.apply import evaluate
@@ -48,7 +49,7 @@ from phaseprof.analyzers.what_if.ranking import asked, ranked
 from phaseprof.analyzers.what_if.results import Outcome, Unit
 from phaseprof.analyzers.what_if.speculation import measured_acceptance, tokens_of_step
 from phaseprof.analyzers.what_if.work import factors
-from phaseprof.errors import UsageError
+from phaseprof.errors import PhaseprofError, UsageError
 from phaseprof.phases import Phase
 
 
@@ -146,6 +147,8 @@ def test_a_sweep_is_judged_by_its_largest_batch() -> None:
     step = measured.step(Phase.DECODE)
     assert step is not None and step.sequences == 8
     assert measured.tpot_ms == pytest.approx(5.0)
+    assert (measured.of_sweep, ranked(measured).of_sweep) == (8, 8)
+    assert advise(measured).about == "for batch 8, the largest of the sweep"
 
 
 # --- one change, by hand --------------------------------------------------------------------------
@@ -426,7 +429,7 @@ def test_what_is_not_known_is_said_with_its_remedy() -> None:
     unknown = run(
         missing="the roofs of this device are not known", fix="`phaseprof calibrate` measures them"
     )
-    with pytest.raises(UsageError, match="roofs of this device are not known") as raised:
+    with pytest.raises(PhaseprofError, match="roofs of this device are not known") as raised:
         ranked(unknown)
     assert raised.value.remedy == "`phaseprof calibrate` measures them."
     measured = build_report(healthy().trace(meta(ceilings=()))).measured
