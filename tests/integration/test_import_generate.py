@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import DynamicCache
 
 from phaseprof.cli.main import main
 from phaseprof.trace.reader import Trace, open_trace
@@ -55,23 +56,29 @@ def ids(*shape: int) -> Any:
     return torch.arange(3, 3 + shape[0] * shape[1]).reshape(shape) % 200 + 3
 
 
+def cache_name(model: Any) -> str:
+    """What this version calls the argument of a model that holds its cache."""
+    names = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
 def generate(model: Any, prompt: Any, **changes: Any) -> Callable[[], Any]:
     settings: dict[str, Any] = {
         "attention_mask": torch.ones_like(prompt),
         "max_new_tokens": 4,
         "min_new_tokens": 4,
         "do_sample": False,
+        **changes,
     }
-    return lambda: model.generate(prompt, **{**settings, **changes})
+    if "prefill_chunk_size" in changes:
+        # The first versions want a cache of the caller's for that; it is made before the recording.
+        settings[cache_name(model)] = DynamicCache(config=model.config)
+    return lambda: model.generate(prompt, **settings)
 
 
 def cache_of(model: Any, out: Any) -> dict[str, Any]:
-    """The cache of a pass as an argument of the next one, by the name that this version has for it."""
-    name = (
-        "cache"
-        if "cache" in inspect.signature(type(model).forward).parameters
-        else "past_key_values"
-    )
+    """The cache of a pass as an argument of the next one."""
+    name = cache_name(model)
     return {name: out[name if name in out else "past_key_values"]}
 
 
