@@ -5,6 +5,7 @@ All functions take a `ModelCost` and give another one; none changes what a model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -105,6 +106,31 @@ def with_weight_bits(cost: ModelCost, bits: int, *, grouped: bool) -> ModelCost:
         parameter_bytes=cost.parameter_bytes - saved - less,
         matmuls=matmuls,
         experts=experts,
+    )
+
+
+def absorbed(cost: ModelCost) -> ModelCost:
+    """With decode attending to latents as they are (MLA, DeepSeek-V2, arXiv 2405.04434), as serving engines do; a model
+    without latents as it is.
+
+    With r the latent's width, d what stands beside it for positions, a token keeps r + d elements, and expanding one
+    takes 2 Hq r (d_qk - d + d_v) FLOPs. Both are known, so r is the positive root of
+    r^2 + (d_qk + d_v - (r + d)) r = expansion / 2 Hq. A pair then takes 2 Hq (2 r + d) FLOPs.
+    """
+    width = activation_bytes_of(cost.dtype)
+    return replace(cost, attention=tuple(_absorbed(group, width) for group in cost.attention))
+
+
+def _absorbed(group: AttentionCost, width: int) -> AttentionCost:
+    if not group.expand_flops_per_token or group.absorbed_query_tokens:
+        return group
+    kept = group.kv_bytes_per_token // width
+    half = (group.qk_head_dim + group.v_head_dim - kept) / 2
+    latent = math.sqrt(half * half + group.expand_flops_per_token / (2 * group.query_heads)) - half
+    return replace(
+        group,
+        absorbed_query_tokens=1,
+        absorbed_flops_per_pair=2 * group.query_heads * (round(latent) + kept),
     )
 
 

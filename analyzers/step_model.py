@@ -15,8 +15,9 @@ interval of a sum is never narrower, relative to it, than those of its terms on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from phaseprof.analyzers.collectives import Link, all_gather, all_reduce
@@ -24,7 +25,7 @@ from phaseprof.analyzers.efficiency.estimate import Estimate, total
 from phaseprof.analyzers.results import Roof
 from phaseprof.analyzers.roofline import roof_times
 from phaseprof.trace.meta import Ceilings
-from phaseprof.work.cost import ModelCost
+from phaseprof.work.cost import AttentionCost, ModelCost
 from phaseprof.work.count import Rows
 from phaseprof.work.kv import KvLayout
 from phaseprof.work.ops import AttentionShape, GemmShape, Op, OpKind, activation_bytes_of, ops_of
@@ -235,7 +236,7 @@ def step_time(
     """
     ops = ops_of(cost, prefill, decode, logits_tokens=logits_tokens, layout=layout)
     tokens = sum(row.query * row.sequences for row in (*prefill, *decode))
-    terms = [_term(op, machine) for op in ops if not _empty(op)]
+    terms = [_term(op, machine) for op in _on_latents(ops, cost) if not _empty(op)]
     terms += _between(cost, tokens, machine)
     terms += _collectives(cost, tokens, logits_tokens, machine)
     runtime = machine.runtime
@@ -252,6 +253,34 @@ def step_time(
             step.reference,
         )
     return StepTime(tuple(terms), device, host, step, launches, runtime)
+
+
+def _on_latents(ops: Sequence[Op], cost: ModelCost) -> list[Op]:
+    """Decode that attends to latents as they are has one key-value head of their width, which all query heads share."""
+    groups = iter(cost.attention)
+    found = []
+    for op in ops:
+        if op.kind is not OpKind.ATTENTION_DECODE or op.attention is None:
+            found.append(op)
+            continue
+        group = next(groups)
+        if all(row.query <= group.absorbed_query_tokens for row in op.attention.rows):
+            latent = _latent_width(group)
+            whole = group.absorbed_flops_per_pair // (2 * group.query_heads)
+            # All that a token keeps is read for the scores, the latent alone for the values.
+            shape = replace(op.attention, kv_heads=1, qk_head_dim=whole - latent, v_head_dim=latent)
+            op = replace(op, attention=shape)
+        found.append(op)
+    return found
+
+
+def _latent_width(group: AttentionCost) -> int:
+    """The width r of a latent beside which d elements stand for positions, from the FLOPs of a pair, 2 Hq (2 r + d),
+    and those of expanding a latent, 2 Hq r (d_qk - d + d_v)."""
+    whole = group.absorbed_flops_per_pair / (2 * group.query_heads)
+    quarter = (group.qk_head_dim + group.v_head_dim - whole) / 4
+    expanded = group.expand_flops_per_token / (4 * group.query_heads)
+    return round(math.sqrt(quarter * quarter + expanded) - quarter)
 
 
 def _empty(op: Op) -> bool:

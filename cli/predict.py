@@ -208,7 +208,7 @@ def _cached(name: str) -> Path | None:
 
 def _predicted(path: Path, name: str, loads: list[Load], asked: _Asked) -> PredictionReport:
     from phaseprof.analyzers.prediction import PredictionReport, predict
-    from phaseprof.analyzers.restructured import fused, tensor_parallel
+    from phaseprof.analyzers.restructured import absorbed, fused, tensor_parallel
     from phaseprof.cli.render.progress import TerminalProgress
     from phaseprof.work.from_config import told_dtype
     from phaseprof.workload.load import read_config
@@ -222,9 +222,11 @@ def _predicted(path: Path, name: str, loads: list[Load], asked: _Asked) -> Predi
             raise UsageError("--tp needs GPUs.", "Name one with --device.")
         progress(f"Reading the structure of {name}")
         class_name, whole = _structure(content, name, formats.activations)
-    cost = _formatted(whole, formats)
+    # An engine that has graphs attends to latents as they are, and merges projections.
+    engine = board.device.kind == "cuda" and asked.graphs
+    cost = _formatted(absorbed(whole) if engine else whole, formats)
     machine = _machine(board, formats, asked)
-    if board.device.kind == "cuda" and asked.graphs:
+    if engine:
         cost = fused(cost)
     cost = tensor_parallel(cost, asked.ranks)
     memory = board.device.memory_bytes

@@ -7,17 +7,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_step_model import MODELS, model
+from test_step_model import MODELS, machine, model
 
 from phaseprof.analyzers.restructured import (
+    absorbed,
     fused,
     tensor_parallel,
     with_kv_bytes,
     with_weight_bits,
 )
+from phaseprof.analyzers.step_model import step_time
 from phaseprof.errors import UsageError
-from phaseprof.work.cost import ExpertsCost, MatmulCost, ModelCost
+from phaseprof.work.cost import AttentionCost, ExpertsCost, MatmulCost, ModelCost
 from phaseprof.work.count import Rows, count
+from phaseprof.work.ops import OpKind
 
 
 def _bytes(cost: ModelCost) -> int:
@@ -91,6 +94,28 @@ def test_latents_stand_on_every_rank() -> None:
     assert (up.inputs, up.outputs) == (48, 256)
     assert part.attention[0].kv_bytes_per_token == cost.attention[0].kv_bytes_per_token
     assert part.attention[0].expand_flops_per_token == 48 * 512
+
+
+def test_latents_are_attended_to_as_they_are() -> None:
+    """DeepSeek-V3: 128 heads of 128 + 64 and 128, latents of 512 and 64 beside them; 2 x 128 x (2 x 512 + 64) FLOPs a
+    pair, on one key-value head."""
+    latent = AttentionCost(
+        2, 128, 128, 192, 128, None, 2 * 576, expand_flops_per_token=2 * 128 * 512 * 256
+    )
+    cost = replace(model(), attention=(latent,))
+    (found,) = absorbed(cost).attention
+    assert found.absorbed_query_tokens == 1
+    assert found.absorbed_flops_per_pair == 2 * 128 * (2 * 512 + 64)
+    assert absorbed(model()) == model()
+    assert absorbed(absorbed(cost)) == absorbed(cost)
+    for ranks, kv_bytes in ((1, 2.0), (4, 1.0)):
+        part = tensor_parallel(with_kv_bytes(absorbed(cost), kv_bytes), ranks)
+        rows = (Rows(99, 1, 3),)
+        step = step_time(part, (), rows, machine=machine(), logits_tokens=3)
+        (shape,) = [term.attention for term in step.terms if term.attention is not None]
+        assert (shape.query_heads, shape.kv_heads) == (128 // ranks, 1)
+        assert (shape.qk_head_dim, shape.v_head_dim) == (576, 512)
+        assert all(term.kind is not OpKind.LATENT for term in step.terms)
 
 
 def test_heads_that_cannot_be_shared_out_are_refused() -> None:
