@@ -89,7 +89,7 @@ def _head(report: PredictionReport, width: int) -> list[str]:
 
 def _figures(report: PredictionReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        ("batch", "TTFT", "", "TPOT", "", "tokens/s", "", "each", "memory", "fits")
+        ("batch", "TTFT", "90 %", "TPOT", "90 %", "tokens/s", "90 %", "each", "memory", "fits")
     ]
     for prediction in report.predictions:
         user = prediction.tokens_per_s_per_user
@@ -185,7 +185,7 @@ def _operations(prediction: Prediction, phase: PhasePrediction, width: int) -> l
     """The pass in the middle of a phase, operation by operation."""
     step = phase.step
     rows: list[tuple[str, ...]] = [
-        ("operation", "calls", "shape", "FLOPs", "bytes", "floor", "time", "", "share", "roof")
+        ("operation", "calls", "shape", "FLOPs", "bytes", "floor", "time", "90 %", "share", "roof")
     ]
     whole = step.device.seconds
     for term in step.terms:
@@ -204,10 +204,12 @@ def _operations(prediction: Prediction, phase: PhasePrediction, width: int) -> l
                 term.roof.value if term.roof is not None else "",
             )
         )
-    title = (
-        f"{phase.phase.value.capitalize()} at batch {prediction.load.batch:,}, the middle one of "
-        f"{units.counted(phase.passes, 'pass')}"
+    which = (
+        f"the middle one of {units.counted(phase.passes, 'pass')}"
+        if phase.passes > 1
+        else "the only pass"
     )
+    title = f"{phase.phase.value.capitalize()} at batch {prediction.load.batch:,}, {which}"
     host = (
         f"Device {units.duration(whole * 1e3)}, host {units.duration(step.host.seconds * 1e3)} for "
         f"{_launches(step.launches)}: "
