@@ -62,6 +62,21 @@ class AboveFloor:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelledTime:
+    """A modelled time of a pass.
+
+    Attributes:
+        ms: The time. low_ms, high_ms: Its 90 % interval.
+        reference: What it rests on.
+    """
+
+    ms: float
+    low_ms: float
+    high_ms: float
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepFloor:
     """The operations of a phase against their roofs.
 
@@ -73,8 +88,8 @@ class StepFloor:
             above floor_ms.
         ops: The operations, the largest floor first.
         above: Where a pass takes more, the most first; empty without a timeline of kernels.
-        modelled_ms: What the operations take with the efficiency that such kernels reach on this device; None where
-            none was measured.
+        modelled: What the operations take with kernels as they were measured on this device or one like it, fused and
+            without gaps; None where none were.
     """
 
     passes: int
@@ -83,7 +98,7 @@ class StepFloor:
     whole_floor_ms: float
     ops: tuple[OpFigures, ...]
     above: tuple[AboveFloor, ...] = ()
-    modelled_ms: float | None = None
+    modelled: ModelledTime | None = None
 
     @property
     def distance(self) -> float | None:

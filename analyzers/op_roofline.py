@@ -15,16 +15,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from phaseprof.analyzers.efficiency import Basis, efficiency_for
 from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures
-from phaseprof.analyzers.op_results import AboveFloor, OpFigures, StepFloor
+from phaseprof.analyzers.op_results import AboveFloor, ModelledTime, OpFigures, StepFloor
 from phaseprof.analyzers.pass_rows import PassRows
 from phaseprof.analyzers.results import PhaseFigures, Roof
 from phaseprof.analyzers.roofline import roof_times
+from phaseprof.analyzers.step_model import GRAPHS, Machine, step_time
 from phaseprof.phases import Phase
-from phaseprof.trace.meta import Ceilings
+from phaseprof.trace.meta import Ceilings, Device
 from phaseprof.work.cost import ModelCost
 from phaseprof.work.ops import Op, OpKind
 
+#: Passes of a phase whose time is modelled.
+_MODELLED = 16
 #: The class that the kernels of an operation are in. Where experts have no kernels of their own, they are products.
 _CLASSES: Mapping[OpKind, KernelClass] = {
     OpKind.EXPERTS: KernelClass.MOE,
@@ -41,6 +45,7 @@ def step_floors(
     cost: ModelCost | None,
     ceilings: Ceilings | None,
     phases: Mapping[str, PhaseFigures],
+    device: Device | None = None,
 ) -> dict[str, StepFloor]:
     """The floor of each phase whose work is known; empty without roofs, and for a model whose matrices were not
     recorded one by one.
@@ -50,11 +55,13 @@ def step_floors(
         cost: Structure of the model.
         ceilings: The roofs.
         phases: The figures of the phases, for their kernels.
+        device: For the efficiency of kernels on it; None leaves that out.
     """
     if cost is None or not cost.covered or not cost.matmuls or ceilings is None:
         return {}
     if ceilings.flops_per_s <= 0 or ceilings.bytes_per_s <= 0:
         return {}
+    machine = _machine(cost, ceilings, device)
     floors = {}
     for phase, passes in rows.items():
         known = [each for each in passes if each.flops and each.moved_bytes]
@@ -63,8 +70,37 @@ def step_floors(
         floor = _floor(known, cost, ceilings)
         if floor is not None:
             above = _above(floor, phases[phase.value])
-            floors[phase.value] = replace(floor, above=above)
+            modelled = None if machine is None else _modelled(known, cost, machine)
+            floors[phase.value] = replace(floor, above=above, modelled=modelled)
     return floors
+
+
+def _machine(cost: ModelCost, ceilings: Ceilings, device: Device | None) -> Machine | None:
+    """The device with the kernels of a serving engine; None where nothing was measured of such kernels."""
+    if device is None or device.kind == "cpu":
+        return None
+    efficiency = efficiency_for(ceilings, device)
+    if efficiency.basis is Basis.ROOFLINE:
+        return None
+    return Machine(efficiency, ceilings, GRAPHS, products=cost.dtype, activations=cost.dtype)
+
+
+def _modelled(passes: Sequence[PassRows], cost: ModelCost, machine: Machine) -> ModelledTime:
+    """The mean over some of the passes."""
+    some = passes[:: max(len(passes) // _MODELLED, 1)]
+    times = [
+        step_time(
+            cost, each.prefill, each.decode, machine=machine, logits_tokens=each.logits_tokens
+        ).device
+        for each in some
+    ]
+    mean_ms = 1e3 / len(times)
+    return ModelledTime(
+        ms=sum(time.seconds for time in times) * mean_ms,
+        low_ms=sum(time.low for time in times) * mean_ms,
+        high_ms=sum(time.high for time in times) * mean_ms,
+        reference=times[0].reference,
+    )
 
 
 def _floor(passes: Sequence[PassRows], cost: ModelCost, ceilings: Ceilings) -> StepFloor | None:

@@ -150,7 +150,7 @@ def build_report(
         goodput=served.goodput,
         devices=() if counters is None else counters.devices,
         unattributed=unattributed,
-        operations=step_floors(rows, cost, basis.ceilings, phases),
+        operations=step_floors(rows, cost, basis.ceilings, phases, device),
         mixed=split_mixed(rows, cost, basis.ceilings),
         two_phases=two_phase_facts(phases, by_batch, counted.passes, primary),
         advice=advise(measured, _first_lever(phases)),

@@ -48,7 +48,21 @@ def operations_section(operations: Mapping[str, StepFloor], width: int) -> list[
         return []
     lines = _table(rows, width)
     above = [text for phase, floor in rows if (text := _above(phase, floor))]
-    return lines + keyed("Above it", above, width)
+    return lines + keyed("Modelled", _modelled(rows), width) + keyed("Above it", above, width)
+
+
+def _modelled(rows: Sequence[tuple[Phase, StepFloor]]) -> list[str]:
+    """What such operations take with kernels as they were measured, with its interval."""
+    found = [(phase.value, floor.modelled) for phase, floor in rows if floor.modelled is not None]
+    if not found:
+        return []
+    times = [
+        f"{name} {units.duration(each.ms)} ({_range(each.low_ms, each.high_ms)})"
+        for name, each in found
+    ]
+    return [
+        f"with fused kernels and no gaps {', '.join(times)}, 90 % interval; {found[0][1].reference}"
+    ]
 
 
 def _table(rows: Sequence[tuple[Phase, StepFloor]], width: int) -> list[Text]:

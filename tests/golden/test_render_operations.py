@@ -9,7 +9,7 @@ from rich.text import Text
 
 from phaseprof.analyzers.kernel_results import KernelClass
 from phaseprof.analyzers.mixed_split import ChunkEffect, MixedSplit
-from phaseprof.analyzers.op_results import AboveFloor, OpFigures, StepFloor
+from phaseprof.analyzers.op_results import AboveFloor, ModelledTime, OpFigures, StepFloor
 from phaseprof.analyzers.results import Provenance, Roof
 from phaseprof.analyzers.two_phases import Fact, Topic
 from phaseprof.cli.render.layout import stack
@@ -55,6 +55,7 @@ OPERATIONS = {
             _op(OpKind.O, 0.3, 0.06),
             _op(OpKind.LM_HEAD, 0.15, 0.03),
         ),
+        modelled=ModelledTime(6.1, 5.6, 6.9, "fitted to vLLM 0.24.0 on H100 SXM"),
         above=(
             AboveFloor(None, 2.6, 0.0),
             AboveFloor(KernelClass.GEMM, 5.2, 4.4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from traces import MS, Timeline, meta, model, roofs
+from traces import CPU, MS, Timeline, meta, model, roofs
 
 from phaseprof.analyzers.kernel_results import KernelClass
 from phaseprof.analyzers.op_roofline import step_floors
@@ -14,6 +14,7 @@ from phaseprof.analyzers.passes import Primary
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import PhaseFigures, Roof
 from phaseprof.phases import Phase
+from phaseprof.trace.meta import Device
 from phaseprof.work.cost import AttentionCost, MatmulCost, ModelCost
 from phaseprof.work.count import Rows, count
 from phaseprof.work.ops import OpKind
@@ -173,3 +174,22 @@ def test_rows_of_one_length_are_one_entry() -> None:
     assert row.prefill == (Rows(2, 6, 1),)
     assert row.prompts == (8,)
     assert (row.prefill_tokens, row.decode_tokens) == (6, 2)
+
+
+def test_kernels_of_a_known_gpu_stand_beside_the_floor() -> None:
+    """A decode step of a sequence on an H100: 0.2 GB of weights at 3.35 TB/s are 60 us, and no kernel is that fast."""
+    h100 = Device("NVIDIA H100 80GB HBM3", "cuda", 0, 132, None, 80 * 10**9, "h100")
+    peak = replace(roofs(h100, dtype="bfloat16"), flops_per_s=989e12, bytes_per_s=3.35e12)
+    rows = {Phase.DECODE: [_pass(Rows(100, 1, 1), 1, decode=True)]}
+    cost = replace(COST, dtype="bfloat16")
+    floor = step_floors(rows, cost, replace(peak, source="datasheet"), _phases(), h100)["decode"]
+    assert floor.floor_ms == pytest.approx(0.2 / 3.35 + 0.0102 / 3.35, rel=0.01)
+    assert floor.modelled is not None
+    assert floor.floor_ms < floor.modelled.ms < 2 * floor.floor_ms
+    assert floor.modelled.low_ms < floor.modelled.ms < floor.modelled.high_ms
+    assert "H100" in floor.modelled.reference
+
+
+def test_nothing_is_modelled_for_a_cpu() -> None:
+    rows = {Phase.DECODE: [_pass(Rows(100, 1, 1), 1, decode=True)]}
+    assert step_floors(rows, COST, roofs(), _phases(), CPU)["decode"].modelled is None
