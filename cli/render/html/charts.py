@@ -83,7 +83,7 @@ def bar(label: str, shares: Iterable[tuple[float, str, str]]) -> Bar:
 # --- histograms -----------------------------------------------------------------------------------
 
 _SMALL_WIDTH, _SMALL_HEIGHT = 440.0, 220.0
-_SMALL_LEFT, _SMALL_RIGHT, _SMALL_TOP, _SMALL_BOTTOM = 52.0, 36.0, 30.0, 40.0
+_SMALL_LEFT, _SMALL_RIGHT, _SMALL_TOP, _SMALL_BOTTOM = 66.0, 36.0, 30.0, 40.0
 #: What stands above the columns of a histogram: a line for each percentile.
 _MARKERS, _MARKER = 58.0, 15.0
 

@@ -55,7 +55,7 @@ def render_html(report: Report, details: Details) -> str:
         report=report,
         subject=subject(report),
         title=report.facts.model or "phaseprof",
-        advice=getattr(report, "advice", None),
+        advice=report.advice,
         phases=content.phases_of(report),
         roofline=content.roofline_of(report, details.parts),
         kernels=content.kernels_of(report),
