@@ -152,7 +152,9 @@ def build_report(
         unattributed=unattributed,
         operations=step_floors(rows, cost, basis.ceilings, phases, device),
         mixed=split_mixed(rows, cost, basis.ceilings),
-        two_phases=two_phase_facts(phases, by_batch, counted.passes, primary),
+        two_phases=two_phase_facts(
+            phases, by_batch, counted.passes, primary, requests.figures.count
+        ),
         advice=advise(measured, _first_lever(phases)),
         measured=measured,
         sweep=analyze_sweep(counted, primary, basis),
@@ -290,7 +292,7 @@ def _basis(
 
 
 def _why_no_work(model: ModelMeta | None) -> str:
-    if model is None:
+    if model is None or (model.cost is None and not model.class_name):
         return "the trace does not describe this model, so that its FLOPs and bytes are not known"
     if model.cost is None:
         return f"the structure of {model.class_name} could not be read"

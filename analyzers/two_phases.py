@@ -69,6 +69,7 @@ def two_phase_facts(
     by_batch: Mapping[int, Mapping[str, PhaseFigures]],
     passes: pa.Table,
     primary: Primary,
+    requests: int,
 ) -> tuple[Fact, ...]:
     """The facts that a run shows.
 
@@ -77,9 +78,10 @@ def two_phase_facts(
         by_batch: The same by number of sequences.
         passes: The `passes` table, for drafts.
         primary: Which model.
+        requests: Requests that are known to have ended.
     """
     return (
-        *_one_phase(phases),
+        *_one_phase(phases, requests),
         *_decode_batches(by_batch),
         *_prefill_batches(by_batch),
         *_speculation(passes, primary),
@@ -227,8 +229,8 @@ def _short_work(phases: Mapping[str, PhaseFigures]) -> Iterator[Fact]:
     )
 
 
-def _one_phase(phases: Mapping[str, PhaseFigures]) -> Iterator[Fact]:
-    """Runs without decode."""
+def _one_phase(phases: Mapping[str, PhaseFigures], requests: int) -> Iterator[Fact]:
+    """Runs without decode. A recording of some passes that knows no requests may have missed it."""
     seen = {figures.phase for figures in phases.values()}
     if not seen or seen & {Phase.DECODE, Phase.MIXED, Phase.EXTEND}:
         return
@@ -236,7 +238,7 @@ def _one_phase(phases: Mapping[str, PhaseFigures]) -> Iterator[Fact]:
         text = "There is no decode phase: an encoder computes all tokens of its input at once, as a prefill does."
     elif seen == {Phase.OTHER}:
         text = "There is neither prefill nor decode: training and scoring generate nothing."
-    elif Phase.PREFILL in seen:
+    elif Phase.PREFILL in seen and requests:
         text = "There is no decode phase: each request ended with the token that its prefill yields, or before."
     else:
         return

@@ -215,7 +215,7 @@ def _write(
     model = ModelMeta(
         model_id=MODEL_ID,
         name=each.file if given is None else given.name,
-        class_name="the model" if given is None else given.class_name,
+        class_name="" if given is None else given.class_name,
         engine=each.engine,
         device_key=devices[0].key,
         # Of a rank that holds a part of the model, the whole one's structure would say too much.

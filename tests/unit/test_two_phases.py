@@ -81,7 +81,14 @@ def test_runs_without_decode_say_so() -> None:
         timeline = Timeline()
         for _ in range(5):
             timeline.add(phase, 10)
+        timeline.request("r0", output_tokens=1)
         assert words in _facts(timeline)[Topic.ONE_PHASE].text
+
+
+def test_a_recording_without_requests_may_have_missed_decode() -> None:
+    timeline = Timeline()
+    timeline.add("prefill", 10)
+    assert Topic.ONE_PHASE not in _facts(timeline)
 
 
 def test_a_usual_run_has_two_phases() -> None:
