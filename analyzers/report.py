@@ -88,6 +88,7 @@ def build_report(
         counted_once(replace(trace, passes=trace.whole_passes), groups).passes, primary
     )
     cost = None if model is None else model.cost
+    sweep = analyze_sweep(counted, primary, basis)
     unattributed = None if kernels is None else kernels.unattributed
     incomplete = sum(not meta.complete for meta in trace.metas)
     requests = analyze_requests(
@@ -153,11 +154,11 @@ def build_report(
         operations=step_floors(rows, cost, basis.ceilings, phases, device),
         mixed=split_mixed(rows, cost, basis.ceilings),
         two_phases=two_phase_facts(
-            phases, by_batch, counted.passes, primary, requests.figures.count
+            phases, by_batch, counted.passes, primary, requests.figures.count, sweep
         ),
         advice=advise(measured, _first_lever(phases)),
         measured=measured,
-        sweep=analyze_sweep(counted, primary, basis),
+        sweep=sweep,
     )
 
 

@@ -8,6 +8,7 @@ bound by what launches it. An encoder has no decode at all. Each is said with th
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from phaseprof.analyzers.columns import column, named, names, scalar, total
 from phaseprof.analyzers.passes import Primary, steady_passes
 from phaseprof.analyzers.results import Bound, PhaseFigures, Provenance
+from phaseprof.analyzers.sweep_results import Sweep
 from phaseprof.analyzers.wording import count, duration, number, percent
 from phaseprof.phases import Phase
 
@@ -70,6 +72,7 @@ def two_phase_facts(
     passes: pa.Table,
     primary: Primary,
     requests: int,
+    sweep: Sweep | None = None,
 ) -> tuple[Fact, ...]:
     """The facts that a run shows.
 
@@ -79,56 +82,91 @@ def two_phase_facts(
         passes: The `passes` table, for drafts.
         primary: Which model.
         requests: Requests that are known to have ended.
+        sweep: The sweep of the run, if it is one.
     """
     return (
         *_one_phase(phases, requests),
-        *_decode_batches(by_batch),
-        *_prefill_batches(by_batch),
+        *_decode_batches(_ends(by_batch, sweep, Phase.DECODE)),
+        *_prefill_batches(_ends(by_batch, sweep, Phase.PREFILL)),
         *_speculation(passes, primary),
         *_short_work(phases),
     )
 
 
-def _extremes(
-    by_batch: Mapping[int, Mapping[str, PhaseFigures]], phase: Phase
-) -> tuple[tuple[int, PhaseFigures], tuple[int, PhaseFigures]] | None:
-    """The smallest and the largest batch of a phase, if these are far enough apart."""
-    found = [(n, by_batch[n][phase.value]) for n in sorted(by_batch) if phase.value in by_batch[n]]
-    found = [(n, figures) for n, figures in found if n > 0 and figures.pass_ms_p50 > 0]
-    if len(found) < 2 or found[-1][0] < _FACTOR * found[0][0]:
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The smallest or the largest batch of a phase.
+
+    Attributes:
+        batch: Sequences.
+        step_ms: Time of a pass, median. tokens_per_s: Tokens of the phase.
+        figures: The phase at that batch.
+    """
+
+    batch: int
+    step_ms: float
+    tokens_per_s: float
+    figures: PhaseFigures
+
+
+def _ends(
+    by_batch: Mapping[int, Mapping[str, PhaseFigures]], sweep: Sweep | None, phase: Phase
+) -> tuple[_End, _End] | None:
+    """The smallest and the largest batch of a phase, if these are far enough apart. A sweep gives them at one length of
+    prompt, and as it shows them."""
+    of_phase = {n: by_batch[n][phase.value] for n in sorted(by_batch) if phase.value in by_batch[n]}
+    if sweep is None:
+        found = [_of_batch(n, figures) for n, figures in of_phase.items()]
+    else:
+        found = list(_of_sweep(sweep, of_phase, phase))
+    found = [end for end in found if end.batch and end.step_ms > 0 and end.tokens_per_s > 0]
+    if len(found) < 2 or found[-1].batch < _FACTOR * found[0].batch:
         return None
     return found[0], found[-1]
 
 
-def _decode_batches(by_batch: Mapping[int, Mapping[str, PhaseFigures]]) -> Iterator[Fact]:
-    ends = _extremes(by_batch, Phase.DECODE)
+def _of_batch(batch: int, figures: PhaseFigures) -> _End:
+    rate = figures.prompt_tokens_per_s or 0.0
+    if figures.phase is Phase.DECODE:
+        rate = 1e3 * batch / figures.pass_ms_p50 if figures.pass_ms_p50 else 0.0
+    return _End(batch, figures.pass_ms_p50, rate, figures)
+
+
+def _of_sweep(sweep: Sweep, of_phase: Mapping[int, PhaseFigures], phase: Phase) -> Iterator[_End]:
+    """The cells of the length with the most batches."""
+    lengths = Counter((cell.prompt_tokens, cell.new_tokens) for cell in sweep.cells)
+    length = max(sorted(lengths), key=lengths.__getitem__, default=None)
+    for cell in sweep.cells:
+        found = cell.decode if phase is Phase.DECODE else cell.prefill
+        figures = of_phase.get(cell.batch)
+        if (cell.prompt_tokens, cell.new_tokens) == length and found and figures:
+            yield _End(cell.batch, found.time_ms.median, found.tokens_per_s, figures)
+
+
+def _decode_batches(ends: tuple[_End, _End] | None) -> Iterator[Fact]:
     if ends is None:
         return
-    (few, small), (many, large) = ends
-    longer = large.pass_ms_p50 / small.pass_ms_p50
-    gain = many / few / longer
+    small, large = ends
+    longer = large.step_ms / small.step_ms
+    gain = large.tokens_per_s / small.tokens_per_s
+    possible = large.batch / small.batch
     took = (
-        f"a step of {count(many, 'sequence')} took {number(longer)} times as long as one of {few}, so that tokens/s "
-        f"rose {number(gain)}-fold"
+        f"a step of {count(large.batch, 'sequence')} took {number(longer)} times as long as one of {small.batch}, so "
+        f"that tokens/s rose {number(gain)}-fold"
     )
-    if gain >= _BATCHES * many / few:
-        why = "a step reads the weights once, whatever the number of sequences"
-        share = small.weight_byte_share
+    if gain >= _BATCHES * possible:
+        why = "A step reads the weights once, whatever the number of sequences"
+        share = small.figures.weight_byte_share
         if share is not None:
-            why += f"; they are {percent(share)} of the bytes at batch {few}"
-        yield Fact(
-            Topic.DECODE_BATCHES,
-            True,
-            f"Decode batches: {took}. {_capital(why)}.",
-            Provenance.MEASURED,
-        )
+            why += f"; they are {percent(share)} of the bytes at batch {small.batch}"
+        text = f"Decode batches: {took}. {why}."
+        yield Fact(Topic.DECODE_BATCHES, True, text, Provenance.MEASURED)
         return
-    yield Fact(
-        Topic.DECODE_BATCHES,
-        False,
-        f"Decode batches badly here: {took}, of {number(many / few)} that are possible. {_why_not(large)}",
-        Provenance.MEASURED,
+    text = (
+        f"Decode batches badly here: {took}, of {number(possible)} that are possible. "
+        f"{_why_not(large.figures)}"
     )
+    yield Fact(Topic.DECODE_BATCHES, False, text, Provenance.MEASURED)
 
 
 def _why_not(large: PhaseFigures) -> str:
@@ -141,34 +179,30 @@ def _why_not(large: PhaseFigures) -> str:
     return f"At that batch it is bound by {large.bound.value}, and not by what all sequences share."
 
 
-def _prefill_batches(by_batch: Mapping[int, Mapping[str, PhaseFigures]]) -> Iterator[Fact]:
-    ends = _extremes(by_batch, Phase.PREFILL)
+def _prefill_batches(ends: tuple[_End, _End] | None) -> Iterator[Fact]:
     if ends is None:
         return
-    (few, small), (many, large) = ends
-    before, after = small.prompt_tokens_per_s, large.prompt_tokens_per_s
-    if not before or not after:
-        return
-    change = after / before - 1
-    rates = f"{number(before)} prompt tokens/s at batch {few}, {number(after)} at batch {many}"
-    if change <= _SAME:
-        why = "a prompt alone has tokens enough to fill the device"
-        if change < -_SAME:
-            why = "a larger batch even costs: look at padding and at the memory that it takes"
-        yield Fact(
-            Topic.PREFILL_BATCHES,
-            change >= -_SAME,
-            f"Prefill does not batch: {rates}; {why}.",
-            Provenance.MEASURED,
-        )
-        return
-    yield Fact(
-        Topic.PREFILL_BATCHES,
-        False,
-        f"Prefill batches as well here: {rates}. One prompt of {number(_tokens_each(small))} tokens does not fill the "
-        "device.",
-        Provenance.MEASURED,
+    small, large = ends
+    change = large.tokens_per_s / small.tokens_per_s - 1
+    rates = (
+        f"{number(small.tokens_per_s)} prompt tokens/s at batch {small.batch}, {number(large.tokens_per_s)} at batch "
+        f"{large.batch}"
     )
+    if change > _SAME:
+        text = (
+            f"Prefill batches as well here: {rates}. One prompt of {number(_tokens_each(small.figures))} tokens does "
+            "not fill the device."
+        )
+    elif change < -_SAME:
+        text = (
+            f"Prefill does not batch: {rates}; a larger batch even costs: look at padding and at the memory that it "
+            "takes."
+        )
+    else:
+        text = (
+            f"Prefill does not batch: {rates}; a prompt alone has tokens enough to fill the device."
+        )
+    yield Fact(Topic.PREFILL_BATCHES, abs(change) <= _SAME, text, Provenance.MEASURED)
 
 
 def _tokens_each(figures: PhaseFigures) -> float:
@@ -243,7 +277,3 @@ def _one_phase(phases: Mapping[str, PhaseFigures], requests: int) -> Iterator[Fa
     else:
         return
     yield Fact(Topic.ONE_PHASE, True, text, Provenance.COUNTED)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
