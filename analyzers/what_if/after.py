@@ -47,7 +47,13 @@ _OTHER_KIND = (1.6, 1.1, 3.0)
 #: What products of r times the rows may take more, or less, than their time at the roofs says, times 1 - 1/r: other
 #: kernels are chosen. Chosen so that nine of ten measured products lie within (`benchmarks/what_if_changes.py`).
 _OTHER_ROWS = (0.0, -0.13, 0.4)
-#: The same for another device with roofs r times as high or as low, and at most so much.
+#: On a CPU products of one row have kernels of their own, and those of several rows move packed weights once more: what
+#: a step of one token takes longer when it has several, at most as long as the tokens one by one.
+_SEVERAL_ROWS = (1.25, 1.0, 2.5)
+#: A step of so many tokens is one of one row.
+_ONE_ROW = 1.5
+#: What kernels of another device, with roofs r times as high or as low, may take more or less: times 1 - 1/r, and at most
+#: so much.
 _OTHER_DEVICE, _OTHER_DEVICE_MOST = (0.0, -0.65, 0.5), (0.0, 0.3, 0.2)
 
 
@@ -82,9 +88,15 @@ def step_after(measured: Measured, setting: Setting, step: PhaseStep, case: Case
     roofs_now = measured.basis.ceilings
     assert roofs_now is not None
     by = as_read(measured, setting, factors(measured, setting, step), case)
-    before = at_roofs(step.parts, roofs_now)
+    device_after = setting.device or measured.hardware
+    before = at_roofs(step.parts, roofs_now, on_cpu=measured.hardware.kind == "cpu")
     peak = reached_peak(measured, setting, by.narrow_peak, case)
-    after = at_roofs(changed(step.parts, by), roofs_of(measured, setting), peak)
+    after = at_roofs(
+        changed(step.parts, by),
+        roofs_of(measured, setting),
+        peak,
+        on_cpu=device_after.kind == "cpu",
+    )
     difference = after.floor_s - before.floor_s
     g = _excess_follows(measured, step, before, difference, case)
     converting = conversion_s(measured, setting, step, by, case)
@@ -181,6 +193,10 @@ def _with_other_kernels(
     case: Case,
 ) -> float:
     """With what other kernels may take more or less than the ratio of the work says."""
+    on_cpu = measured.hardware.kind == "cpu" and (setting.device is None)
+    if on_cpu and by.tokens > 1 and step.parts and step.tokens <= _ONE_ROW:
+        several_s = device_s * _SEVERAL_ROWS[case.value]
+        return max(device_s, min(several_s, step.device_s * by.tokens))
     if by.tokens > 1 and step.parts:
         device_s *= 1 + _OTHER_ROWS[case.value] * (1 - 1 / by.tokens)
     device = setting.device

@@ -99,6 +99,10 @@ def _of_step(measured: Measured, setting: Setting, after: StepAfter) -> Iterator
         Unit.FLOPS,
         _flops_formula(by),
     )
+    on_cpu = (setting.device or measured.hardware).kind == "cpu"
+    joined = (
+        "FLOPs / peak + bytes / bandwidth" if on_cpu else "max(FLOPs / peak, bytes / bandwidth)"
+    )
     reached = reached_peak(measured, setting, by.narrow_peak, Case.LIKELY)
     peak = f", {number(reached)}x for matrices" if reached != 1 else ""
     yield Term(
@@ -107,7 +111,7 @@ def _of_step(measured: Measured, setting: Setting, after: StepAfter) -> Iterator
         after.roofs_before.floor_s,
         after.roofs.floor_s,
         Unit.SECONDS,
-        f"sum over parts of max(FLOPs / peak, bytes / bandwidth), at {flop_rate(roofs.flops_per_s)}{peak} and "
+        f"sum over parts of {joined}, at {flop_rate(roofs.flops_per_s)}{peak} and "
         f"{byte_rate(roofs.bytes_per_s)}",
     )
     if after.converting_s:

@@ -22,7 +22,7 @@ from phaseprof.analyzers.passes import Group, Primary, SortedPasses, steady_pass
 from phaseprof.analyzers.phases import Basis
 from phaseprof.analyzers.results import Bound, PhaseFigures, RequestFigures
 from phaseprof.analyzers.what_if.changes import Hardware
-from phaseprof.phases import Phase, Role
+from phaseprof.phases import Phase, Role, TagSource
 from phaseprof.work.cost import ModelCost
 
 
@@ -212,7 +212,7 @@ def take_apart(
         if figures.phase in groups and figures.span_ms
     ]
     steps.sort(key=lambda step: -step.step_s * step.passes)
-    missing, fix = _missing(steps, basis)
+    missing, fix = _missing(steps, basis, imported=_is_imported(passes))
     ttft_ms = None if requests.ttft_ms is None else requests.ttft_ms.p50
     tpot_ms = None if requests.tpot_ms is None else requests.tpot_ms.p50
     if batch is not None:
@@ -241,11 +241,18 @@ def _step_ms(steps: list[PhaseStep], phase: Phase) -> float | None:
     return next(((s.step_s + s.between_s) * 1e3 for s in steps if s.phase is phase), None)
 
 
-def _missing(steps: list[PhaseStep], basis: Basis) -> tuple[str, str]:
+def _is_imported(passes: pa.Table) -> bool:
+    """Whether another profiler recorded the passes: their labels come from its ranges, or are inferred."""
+    sources = names(passes, "tag_source")
+    return bool(pc.any(named(sources, TagSource.ANNOTATION, TagSource.INFERRED)).as_py())
+
+
+def _missing(steps: list[PhaseStep], basis: Basis, *, imported: bool) -> tuple[str, str]:
     if not steps:
         return "no steady pass was recorded", "run longer, or without warm-up"
     if basis.no_work:
-        return basis.no_work, ""
+        fix = "import the recording with `--model-config`, which says what the model is"
+        return basis.no_work, fix if imported and basis.cost is None else ""
     if basis.no_roofs or basis.ceilings is None:
         why = basis.no_roofs or "the roofs of this device are not known"
         return why, "`phaseprof calibrate` measures them"

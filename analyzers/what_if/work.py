@@ -279,7 +279,7 @@ class RoofTime:
     """A step at the roofs.
 
     Attributes:
-        floor_s: Sum over the parts of the longer of compute_s and memory_s.
+        floor_s: Sum over the parts of the longer of compute_s and memory_s; on a CPU of both.
         compute_s, memory_s: Of all parts.
     """
 
@@ -288,20 +288,23 @@ class RoofTime:
     memory_s: float
 
 
-def at_roofs(parts: tuple[Part, ...], roofs: Ceilings, peak: float = 1.0) -> RoofTime:
+def at_roofs(
+    parts: tuple[Part, ...], roofs: Ceilings, peak: float = 1.0, *, on_cpu: bool = False
+) -> RoofTime:
     """The time of parts at the roofs, one after the other.
 
     Args:
         parts: Of a step.
         roofs: Of the device, for the model's dtype.
         peak: The peak of matrices and experts over that of the dtype.
+        on_cpu: Reading and computing take turns, as they do on cores that do both.
     """
     floor = compute = memory = 0.0
     for part in parts:
         narrow = part.kind in (PartKind.MATRICES, PartKind.EXPERTS)
         computing = part.flops / (roofs.flops_per_s * (peak if narrow else 1.0))
         reading = (part.weight_bytes + part.kv_bytes) / roofs.bytes_per_s
-        floor += max(computing, reading)
+        floor += computing + reading if on_cpu else max(computing, reading)
         compute += computing
         memory += reading
     return RoofTime(floor, compute, memory)

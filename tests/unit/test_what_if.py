@@ -436,6 +436,12 @@ def test_what_is_not_known_is_said_with_its_remedy() -> None:
     assert measured is not None and "are not known" in measured.missing
     measured = build_report(healthy().trace(meta(models=(model(cost=None),)))).measured
     assert measured is not None and "could not be read" in measured.missing
+    assert measured.fix == ""
+    imported = healthy()
+    for row in imported.passes:
+        row["tag_source"] = "annotation"
+    measured = build_report(imported.trace(meta(models=(model(cost=None),)))).measured
+    assert measured is not None and measured.fix.startswith("import the recording with")
 
 
 @pytest.mark.parametrize(
