@@ -16,7 +16,7 @@ VLLM ?= 1
 BIN := $(VENV)/bin
 # A strict editable install holds one link a file, so a new or a removed file asks for a new install. The stamps carry
 # the list of files (not their content) in their names.
-FILES := $(shell find profiler collectors analyzers cli -name '*.py' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
+FILES := $(shell find profiler collectors analyzers cli -name '*.py' -o -name '*.html' -o -name '*.css' -o -name '*.js' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 DEMO := $(VENV)/.installed-demo-$(FILES)
 DEV := $(VENV)/.installed-dev-$(FILES)
 # The first time there is much to fetch, and pip shows how far it is.

@@ -176,7 +176,9 @@ def timeline(
             rank=rank,
             passes=len(each.step),
             levels=_all_levels(each, phases, span_us, bins),
-            rows=_coded(each, phases) if total <= MOST_PASSES else None,
+            rows=_coded(each, phases)
+            if total <= MOST_PASSES or len(each.step) <= FEW_PASSES
+            else None,
         )
         for rank, each in zip(shown, placed_rows, strict=True)
     )

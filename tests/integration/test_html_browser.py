@@ -263,6 +263,26 @@ def test_a_long_run_shows_bins_and_its_passes_when_zoomed(browser: Browser, long
     found.check()
 
 
+def test_a_run_of_too_many_passes_is_shown_in_bins(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phaseprof.analyzers.timeline.MOST_PASSES", 1_000)
+    made = Timeline()
+    for _ in range(1_500):
+        made.add("decode", 1)
+    file = tmp_path / "bins.html"
+    file.write_text(page_of(made.trace()), encoding="utf-8")
+    found = opened(browser, file)
+    found.canvas.focus()
+    for _ in range(8):
+        found.page.keyboard.press("+")
+    found.page.keyboard.press(".")
+    found.view()
+    assert found.canvas.get_attribute("data-drawn") == "bins"
+    assert "too many to be kept one by one" in found.page.locator("#timeline").inner_text()
+    found.check()
+
+
 def test_a_slow_request_is_shown_on_the_timeline(browser: Browser, short: Path) -> None:
     found = opened(browser, short)
     found.page.locator("button.show").first.click()

@@ -201,6 +201,18 @@ def test_passes_of_another_model_are_shown_as_such() -> None:
     assert lane.rows.status.to_pylist() == [Status.STEADY, Status.ELSEWHERE]
 
 
+def test_of_too_many_passes_the_bins_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phaseprof.analyzers.timeline.MOST_PASSES", 1_000)
+    made = Timeline()
+    for _ in range(1_500):
+        made.add("decode", 1)
+    made.add("decode", 1, rank=1)
+    many, few = drawn(made).lanes
+    assert many.rows is None and sum(many.levels[0].begun) == 1_500
+    # A rank with a few passes has no bins, and so keeps them.
+    assert few.rows is not None and few.levels == ()
+
+
 def test_overlapping_passes_add_up() -> None:
     made = Timeline()
     for _ in range(ONE_BY_ONE // 2 + 1):
