@@ -52,7 +52,7 @@ _OTHER_ROWS = (0.0, -0.13, 0.4)
 _SEVERAL_ROWS = (1.25, 1.0, 2.5)
 #: A step of so many tokens is one of one row.
 _ONE_ROW = 1.5
-#: What kernels of another device, with roofs r times as high or as low, may take more or less: times 1 - 1/r, and at most
+#: What kernels of another device, with roofs r times as high or as low, may take more or less: times 1 - 1/r, at most
 #: so much.
 _OTHER_DEVICE, _OTHER_DEVICE_MOST = (0.0, -0.65, 0.5), (0.0, 0.3, 0.2)
 
