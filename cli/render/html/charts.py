@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phaseprof.cli.render import units
 
@@ -200,13 +201,24 @@ def _apart(ticks: Sequence[Tick]) -> Iterator[Tick]:
 # --- lines ----------------------------------------------------------------------------------------
 
 
+class Value(NamedTuple):
+    """A value to be drawn, with its figures in words and, if it has one, its interval. None breaks the line."""
+
+    x: float
+    y: float | None
+    tip: str
+    interval: tuple[float, float] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A value of a line, with its figures in words."""
+    """A value of a line, with its figures in words, and where its interval ends; both at `y` without one."""
 
     x: float
     y: float
     tip: str
+    low_y: float
+    high_y: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +240,7 @@ class LineChart:
 
 
 def line_chart(
-    lines: Sequence[tuple[str, str, Sequence[tuple[float, float | None, str]]]],
+    lines: Sequence[tuple[str, str, Sequence[Value]]],
     *,
     x_title: str,
     y_title: str,
@@ -240,12 +252,12 @@ def line_chart(
     """Lines from 0 up to `top`; None where no line has a value.
 
     Args:
-        lines: Name, kind, and the values (x, y or None, figures in words) of each.
+        lines: Name, kind, and the values of each.
         x_title, y_title: What the axes show. x_labels: Values of x that have a label.
         top: The y value of the upper edge. top_label: Its label.
         logarithmic: Whether the x axis is; the y axis never is.
     """
-    xs = [x for _, _, values in lines for x, y, _ in values if y is not None]
+    xs = [value.x for _, _, values in lines for value in values if value.y is not None]
     if not xs or top <= 0:
         return None
     left, right = _SMALL_LEFT, _SMALL_WIDTH - _SMALL_RIGHT
@@ -260,13 +272,16 @@ def line_chart(
     for label, kind, values in lines:
         paths: list[list[str]] = [[]]
         dots = []
-        for x, y, tip in values:
-            if y is None:
+        for value in values:
+            if value.y is None:
                 paths.append([])
                 continue
-            here = at(x), lower - min(y / top, 1.0) * (lower - upper)
-            paths[-1].append(pair(here))
-            dots.append(Dot(*here, tip))
+            ends = value.interval or (value.y, value.y)
+            here, low_y, high_y = (
+                lower - min(y / top, 1.0) * (lower - upper) for y in (value.y, *ends)
+            )
+            paths[-1].append(pair((at(value.x), here)))
+            dots.append(Dot(at(value.x), here, value.tip, low_y, high_y))
         drawn.append(Line(label, kind, tuple(" ".join(p) for p in paths if p), tuple(dots)))
     frame = Frame(
         *(_SMALL_WIDTH, _SMALL_HEIGHT, left, right, upper, lower),

@@ -16,6 +16,7 @@ from phaseprof.cli.render.grid import Grid, GridRow
 from phaseprof.cli.render.html.charts import (
     HistogramChart,
     LineChart,
+    Value,
     histogram_chart,
     line_chart,
 )
@@ -264,12 +265,18 @@ def engine_of(engine: EngineFigures | None) -> Engine | None:
             (
                 "running",
                 "prefill",
-                [(e.start_ms, e.running, f"{units.mean(e.running)} running") for e in stretches],
+                [
+                    Value(e.start_ms, e.running, f"{units.mean(e.running)} running")
+                    for e in stretches
+                ],
             ),
             (
                 "waiting",
                 "decode",
-                [(e.start_ms, e.waiting, f"{units.mean(e.waiting)} waiting") for e in stretches],
+                [
+                    Value(e.start_ms, e.waiting, f"{units.mean(e.waiting)} waiting")
+                    for e in stretches
+                ],
             ),
         ],
         x_title="from the first step",
@@ -284,7 +291,11 @@ def engine_of(engine: EngineFigures | None) -> Engine | None:
                 "KV cache in use",
                 "mixed",
                 [
-                    (e.start_ms, e.kv_usage, f"{units.percent(e.kv_usage)} of the KV cache in use")
+                    Value(
+                        e.start_ms,
+                        e.kv_usage,
+                        f"{units.percent(e.kv_usage)} of the KV cache in use",
+                    )
                     for e in stretches
                 ],
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from phaseprof.analyzers.sweep_results import CellFigures, Estimate, PhaseOfCell, Sweep
 from phaseprof.cli.render import units
 from phaseprof.cli.render.grid import Grid, GridRow
-from phaseprof.cli.render.html.charts import LineChart, line_chart
+from phaseprof.cli.render.html.charts import LineChart, Value, line_chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _plots(size: str, cells: Sequence[tuple[CellFigures, PhaseOfCell]]) -> list[
     if len(cells) < 2:
         return []
     labels = [(float(cell.batch), units.count(cell.batch)) for cell, _ in cells]
-    slowest = max(phase.time_ms.median for _, phase in cells)
+    slowest = max(phase.time_ms.high for _, phase in cells)
     fastest = max(phase.tokens_per_s for _, phase in cells)
     time = line_chart(
         [
@@ -75,10 +75,11 @@ def _plots(size: str, cells: Sequence[tuple[CellFigures, PhaseOfCell]]) -> list[
                 "decode step",
                 "decode",
                 [
-                    (
+                    Value(
                         float(cell.batch),
                         phase.time_ms.median,
                         f"batch {units.count(cell.batch)}: {_estimate(phase.time_ms)}, {phase.bound.value}",
+                        (phase.time_ms.low, phase.time_ms.high),
                     )
                     for cell, phase in cells
                 ],
@@ -97,7 +98,7 @@ def _plots(size: str, cells: Sequence[tuple[CellFigures, PhaseOfCell]]) -> list[
                 "output tokens/s",
                 "prefill",
                 [
-                    (
+                    Value(
                         float(cell.batch),
                         phase.tokens_per_s,
                         f"batch {units.count(cell.batch)}: {units.rate(phase.tokens_per_s)} output tokens/s",
