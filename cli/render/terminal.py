@@ -333,7 +333,9 @@ def foot_lines(report: Report, width: int) -> list[Text]:
         lines += keyed("Also seen", [", ".join(facts.models)], width)
     cost = report.own_cost
     own = (
-        "not known: the trace has no end" if facts.incomplete else "none: another profiler recorded it"
+        "not known: the trace has no end"
+        if facts.incomplete
+        else "none: another profiler recorded it"
     )
     if cost is not None:
         own = (
