@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from phaseprof.analyzers.op_results import StepFloor
 from phaseprof.analyzers.results import OwnCost, PhaseFigures, RanksReport, Report
+from phaseprof.analyzers.steps.op_results import StepFloor
 
 #: Raised when a key changes its meaning or goes away.
 JSON_SCHEMA = 1

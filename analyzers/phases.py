@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from phaseprof.analyzers.bound import Question
-from phaseprof.analyzers.breakdown import Breakdown, breakdown
-from phaseprof.analyzers.busy import busy_per_pass
 from phaseprof.analyzers.columns import nearest_ranks
-from phaseprof.analyzers.kernel_results import KernelFigures
+from phaseprof.analyzers.kernels.breakdown import Breakdown, breakdown
+from phaseprof.analyzers.kernels.busy import busy_per_pass
+from phaseprof.analyzers.kernels.kernel_results import KernelFigures
 from phaseprof.analyzers.passes import Group, SortedPasses, phase_named
 from phaseprof.analyzers.remedies import Circumstances
 from phaseprof.analyzers.results import PhaseFigures

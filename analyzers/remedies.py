@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phaseprof.analyzers import thresholds
-from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures
+from phaseprof.analyzers.kernels.kernel_results import KernelClass, KernelFigures
 from phaseprof.analyzers.results import Bound, Lever
 from phaseprof.analyzers.roofline import DTYPE_BYTES, RoofTimes, roof_times
 from phaseprof.analyzers.wording import (

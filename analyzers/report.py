@@ -10,14 +10,11 @@ import pyarrow as pa
 
 from phaseprof.analyzers.advice import advise
 from phaseprof.analyzers.answer import Findings, answer
-from phaseprof.analyzers.breakdown import breakdown
 from phaseprof.analyzers.columns import column, counts, named, names, total
-from phaseprof.analyzers.counters import Counters, analyze_counters
-from phaseprof.analyzers.counters import not_measured as not_measured_of_counters
-from phaseprof.analyzers.kernel_results import Unattributed
-from phaseprof.analyzers.mixed_split import split_mixed
-from phaseprof.analyzers.op_roofline import step_floors
-from phaseprof.analyzers.pass_rows import rows_of_phases
+from phaseprof.analyzers.counters.counters import Counters, analyze_counters
+from phaseprof.analyzers.counters.counters import not_measured as not_measured_of_counters
+from phaseprof.analyzers.kernels.breakdown import breakdown
+from phaseprof.analyzers.kernels.kernel_results import Unattributed
 from phaseprof.analyzers.passes import Primary, SortedPasses, primary_model, sort_passes
 from phaseprof.analyzers.phases import Basis, phase_figures
 from phaseprof.analyzers.ranks import analyze_ranks, counted_once, groups_of
@@ -33,7 +30,10 @@ from phaseprof.analyzers.results import (
 )
 from phaseprof.analyzers.served import analyze_serving
 from phaseprof.analyzers.serving import EngineFigures, Objective
-from phaseprof.analyzers.sweep import analyze_sweep
+from phaseprof.analyzers.steps.mixed_split import split_mixed
+from phaseprof.analyzers.steps.op_roofline import step_floors
+from phaseprof.analyzers.steps.pass_rows import rows_of_phases
+from phaseprof.analyzers.sweeping.sweep import analyze_sweep
 from phaseprof.analyzers.testimony import Testimony
 from phaseprof.analyzers.two_phases import two_phase_facts
 from phaseprof.analyzers.what_if.changes import Hardware, hardware_of

@@ -17,12 +17,12 @@ from phaseprof.trace.meta import Ceilings, Device
 if TYPE_CHECKING:
     from phaseprof.analyzers.advice import Advice
     from phaseprof.analyzers.bound import Question
-    from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
-    from phaseprof.analyzers.kernel_results import KernelFigures, Unattributed
-    from phaseprof.analyzers.mixed_split import MixedSplit
-    from phaseprof.analyzers.op_results import StepFloor
+    from phaseprof.analyzers.counters.counter_results import DeviceState, PhaseCounters
+    from phaseprof.analyzers.kernels.kernel_results import KernelFigures, Unattributed
     from phaseprof.analyzers.serving import EngineFigures, Goodput, Interference
-    from phaseprof.analyzers.sweep_results import Sweep
+    from phaseprof.analyzers.steps.mixed_split import MixedSplit
+    from phaseprof.analyzers.steps.op_results import StepFloor
+    from phaseprof.analyzers.sweeping.sweep_results import Sweep
     from phaseprof.analyzers.two_phases import Fact
     from phaseprof.analyzers.what_if.measured import Measured
     from phaseprof.analyzers.windows import WindowsCost

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phaseprof.analyzers import thresholds
-from phaseprof.analyzers.counter_results import CounterFigure
-from phaseprof.analyzers.kernel_results import KernelClass
+from phaseprof.analyzers.counters.counter_results import CounterFigure
+from phaseprof.analyzers.kernels.kernel_results import KernelClass
 from phaseprof.analyzers.results import Evidence, Provenance
 from phaseprof.analyzers.witness import Claim, Witness
 from phaseprof.analyzers.wording import byte_rate, count, joined, percent, sentence

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from phaseprof.analyzers.counter_results import DeviceState
+from phaseprof.analyzers.counters.counter_results import DeviceState
 from phaseprof.analyzers.results import PhaseFigures
 from phaseprof.analyzers.witness import Witness
 from phaseprof.errors import NotMeasured

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from phaseprof.analyzers.columns import column, named, names, scalar, total
 from phaseprof.analyzers.passes import Primary, steady_passes
 from phaseprof.analyzers.results import Bound, PhaseFigures, Provenance
-from phaseprof.analyzers.sweep_results import Sweep
+from phaseprof.analyzers.sweeping.sweep_results import Sweep
 from phaseprof.analyzers.wording import count, duration, number, percent
 from phaseprof.phases import Phase
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from phaseprof.analyzers.counter_results import DeviceState, PhaseCounters
-from phaseprof.analyzers.kernel_results import KernelFigures
+from phaseprof.analyzers.counters.counter_results import DeviceState, PhaseCounters
+from phaseprof.analyzers.kernels.kernel_results import KernelFigures
 from phaseprof.analyzers.results import Bound, Confidence, Evidence, Lever
 from phaseprof.analyzers.roofline import RoofTimes
 from phaseprof.trace.meta import Ceilings

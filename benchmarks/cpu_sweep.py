@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from phaseprof.analyzers.results import Report
-from phaseprof.analyzers.sweep_results import Estimate, PhaseOfCell, Sweep
+from phaseprof.analyzers.sweeping.sweep_results import Estimate, PhaseOfCell, Sweep
 from phaseprof.api import load_report
 
 BATCHES = "1,2,4,8,16,32"

@@ -2,9 +2,9 @@
 
     python benchmarks/predict_batches.py -o benchmarks/results/predict_batches.json
 
-Calls of `generate` at each batch size take turns under phaseprof's own session. The step model
-(`phaseprof.analyzers.calibrated`) is fitted to the decode steps of batch 1 and 4 alone, as the trace has them, and
-predicts the others; each is held against the median of its own steps. Target: within 25 % at batch 2, 8 and 16.
+Calls of `generate` at each batch size take turns under phaseprof's own session. The step model (of
+`phaseprof.analyzers.steps.calibrated`) is fitted to the decode steps of batch 1 and 4 alone, as the trace has them,
+and predicts the others; each is held against the median of its own steps. Target: within 25 % at batch 2, 8 and 16.
 
 Where the cost of the sequences themselves reaches the cost that they share (the batch at which a step takes twice what
 it takes whatever the batch: the crossing from reading weights to computing) is told too, by a line through the times
@@ -26,16 +26,16 @@ import torch
 from hook_cost import smollm2
 
 import phaseprof.api
-from phaseprof.analyzers.calibrated import (
+from phaseprof.analyzers.efficiency import efficiency_for
+from phaseprof.analyzers.passes import primary_model
+from phaseprof.analyzers.steps.calibrated import (
     Calibrated,
     MeasuredPass,
     calibrate,
     measured_passes,
 )
-from phaseprof.analyzers.efficiency import efficiency_for
-from phaseprof.analyzers.pass_rows import rows_of_phases
-from phaseprof.analyzers.passes import primary_model
-from phaseprof.analyzers.step_model import CPU, Machine
+from phaseprof.analyzers.steps.pass_rows import rows_of_phases
+from phaseprof.analyzers.steps.step_model import CPU, Machine
 from phaseprof.collectors import ceilings
 from phaseprof.devices import describe
 from phaseprof.phases import Phase

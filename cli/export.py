@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phaseprof.analyzers.viewer_tracks import Entry
+    from phaseprof.analyzers.viewing.viewer_tracks import Entry
     from phaseprof.cli.render.progress import TerminalProgress
     from phaseprof.trace.reader import Trace
 
@@ -94,7 +94,7 @@ def _csv(trace: Trace, target: Path) -> None:
 
 def _timeline(trace: Trace, to: Format, target: Path, progress: TerminalProgress) -> None:
     """Write to a temporary name first: a reader never finds half a file."""
-    from phaseprof.analyzers.viewer_tracks import rows_of, viewer_tracks
+    from phaseprof.analyzers.viewing.viewer_tracks import rows_of, viewer_tracks
     from phaseprof.cli.render.chrome import write_chrome
     from phaseprof.cli.render.perfetto import write_perfetto
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from phaseprof.analyzers.details import DETAILS_LEAN, build_details
 from phaseprof.analyzers.results import Report
+from phaseprof.analyzers.viewing.details import DETAILS_LEAN, build_details
 from phaseprof.cli.render.html.page import render_html
 from phaseprof.errors import TraceError
 from phaseprof.trace.reader import open_trace

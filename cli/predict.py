@@ -13,8 +13,8 @@ import typer
 from phaseprof.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from phaseprof.analyzers.prediction import Load, PredictionReport
-    from phaseprof.analyzers.step_model import Machine
+    from phaseprof.analyzers.steps.prediction import Load, PredictionReport
+    from phaseprof.analyzers.steps.step_model import Machine
     from phaseprof.cli.boards import Board
     from phaseprof.work.cost import ModelCost
 
@@ -108,7 +108,7 @@ def predict(
     Every figure is modelled and has a 90 % interval. Requests that arrive while others run, the scheduler of an engine
     and the network are no part of it.
     """
-    from phaseprof.analyzers.prediction import Load
+    from phaseprof.analyzers.steps.prediction import Load
     from phaseprof.cli.boards import known_boards
     from phaseprof.cli.render import prediction as render
     from phaseprof.cli.render.stream import takes_unicode, width_of
@@ -207,8 +207,8 @@ def _cached(name: str) -> Path | None:
 
 
 def _predicted(path: Path, name: str, loads: list[Load], asked: _Asked) -> PredictionReport:
-    from phaseprof.analyzers.prediction import PredictionReport, predict
-    from phaseprof.analyzers.restructured import absorbed, fused, tensor_parallel
+    from phaseprof.analyzers.steps.prediction import PredictionReport, predict
+    from phaseprof.analyzers.steps.restructured import absorbed, fused, tensor_parallel
     from phaseprof.cli.render.progress import TerminalProgress
     from phaseprof.work.from_config import told_dtype
     from phaseprof.workload.load import read_config
@@ -328,7 +328,7 @@ def _structure(content: Mapping[str, object], name: str, dtype: str) -> tuple[st
 
 
 def _formatted(cost: ModelCost, formats: _Formats) -> ModelCost:
-    from phaseprof.analyzers.restructured import with_kv_bytes, with_weight_bits
+    from phaseprof.analyzers.steps.restructured import with_kv_bytes, with_weight_bits
 
     if formats.weights in _NARROW:
         bits = _NARROW[formats.weights]
@@ -337,9 +337,9 @@ def _formatted(cost: ModelCost, formats: _Formats) -> ModelCost:
 
 
 def _machine(board: Board, formats: _Formats, asked: _Asked) -> Machine:
-    from phaseprof.analyzers.collectives import LINKS
     from phaseprof.analyzers.efficiency import efficiency_for
-    from phaseprof.analyzers.step_model import CPU, EAGER, GRAPHS, Machine
+    from phaseprof.analyzers.steps.collectives import LINKS
+    from phaseprof.analyzers.steps.step_model import CPU, EAGER, GRAPHS, Machine
 
     wide = board.roofs[formats.activations]
     products = formats.activations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from phaseprof.errors import TraceError
 
 if TYPE_CHECKING:
-    from phaseprof.analyzers.live import LiveView
+    from phaseprof.analyzers.viewing.live import LiveView
     from phaseprof.trace.meta import Ceilings
     from phaseprof.trace.reader import Trace
 
@@ -70,7 +70,7 @@ def _views(path: Path, every_s: float, sleep: Callable[[float], None]) -> Iterat
 
 def _look(path: Path, roofs: _Roofs) -> LiveView | None:
     from phaseprof.analyzers.lean import ENGINE_LEAN
-    from phaseprof.analyzers.live import live_view
+    from phaseprof.analyzers.viewing.live import live_view
     from phaseprof.trace.reader import open_trace
 
     if not path.exists():

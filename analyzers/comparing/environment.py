@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from phaseprof.analyzers.comparing.metrics import SAME_BATCH
 from phaseprof.analyzers.comparing.results import Difference, Level, Metric, Topic
 from phaseprof.analyzers.comparing.sample import Sample
-from phaseprof.analyzers.counter_results import DeviceState
+from phaseprof.analyzers.counters.counter_results import DeviceState
 from phaseprof.analyzers.results import Report
 from phaseprof.analyzers.wording import number, percent, sentence
 from phaseprof.trace.meta import ModelMeta, ProcessMeta

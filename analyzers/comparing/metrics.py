@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from phaseprof.analyzers.comparing.results import Better, Figure, Metric, Unit
 from phaseprof.analyzers.comparing.sample import PhaseSample, Sample
 from phaseprof.analyzers.comparing.series import BEYOND, Distribution, Ratio, SameBatch
-from phaseprof.analyzers.counter_results import CounterFigure
-from phaseprof.analyzers.kernel_results import KernelClass
+from phaseprof.analyzers.counters.counter_results import CounterFigure
+from phaseprof.analyzers.kernels.kernel_results import KernelClass
 from phaseprof.analyzers.results import PhaseFigures
 from phaseprof.phases import Phase
 

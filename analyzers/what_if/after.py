@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phaseprof.analyzers import thresholds
-from phaseprof.analyzers.collectives import LINKS, all_reduce
+from phaseprof.analyzers.steps.collectives import LINKS, all_reduce
 from phaseprof.analyzers.what_if.changes import Setting
 from phaseprof.analyzers.what_if.conversions import (
     Case,

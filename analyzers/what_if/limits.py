@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phaseprof.analyzers import thresholds
-from phaseprof.analyzers.collectives import LINKS
+from phaseprof.analyzers.steps.collectives import LINKS
 from phaseprof.analyzers.what_if.after import graphs_apply
 from phaseprof.analyzers.what_if.changes import (
     Batch,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from phaseprof.analyzers.viewer_tracks import Entry, Span, Track, TrackKind
+from phaseprof.analyzers.viewing.viewer_tracks import Entry, Span, Track, TrackKind
 
 
 def write_chrome(entries: Iterable[Entry], file: IO[bytes], base_ns: int) -> None:

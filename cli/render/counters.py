@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from phaseprof.analyzers.counter_results import (
+from phaseprof.analyzers.counters.counter_results import (
     CounterFigure,
     CounterState,
     DeviceState,

@@ -9,7 +9,7 @@ from functools import partial
 from rich.cells import cell_len
 from rich.text import Text
 
-from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures, Unattributed
+from phaseprof.analyzers.kernels.kernel_results import KernelClass, KernelFigures, Unattributed
 from phaseprof.analyzers.results import PhaseFigures
 from phaseprof.cli.render import units
 from phaseprof.cli.render.layout import MARGIN, keyed, paragraph, plain

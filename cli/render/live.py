@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from phaseprof.analyzers.live import LiveView
 from phaseprof.analyzers.results import Percentiles, PhaseFigures
+from phaseprof.analyzers.viewing.live import LiveView
 from phaseprof.cli.render import units
 from phaseprof.cli.render.engine import course
 from phaseprof.cli.render.layout import MARGIN, key_of, keyed, paragraph, plain, stack

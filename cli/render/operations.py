@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from phaseprof.analyzers.mixed_split import ChunkEffect, MixedSplit
-from phaseprof.analyzers.op_results import AboveFloor, StepFloor
+from phaseprof.analyzers.steps.mixed_split import ChunkEffect, MixedSplit
+from phaseprof.analyzers.steps.op_results import AboveFloor, StepFloor
 from phaseprof.analyzers.two_phases import Fact
 from phaseprof.cli.render import units
 from phaseprof.cli.render.kernels import TITLES

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import IO, Any
 
-from phaseprof.analyzers.viewer_tracks import Entry, Point, Span, Track, TrackKind
+from phaseprof.analyzers.viewing.viewer_tracks import Entry, Point, Span, Track, TrackKind
 from phaseprof.errors import MissingPackageError
 
 #: All packets are of one sequence, and times are Unix ns: the clock that Perfetto calls real time.

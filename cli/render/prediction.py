@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phaseprof.analyzers.efficiency.estimate import Estimate
-from phaseprof.analyzers.prediction import (
+from phaseprof.analyzers.steps.prediction import (
     Memory,
     PhasePrediction,
     Prediction,
     PredictionReport,
     Rate,
 )
-from phaseprof.analyzers.step_model import Term
+from phaseprof.analyzers.steps.step_model import Term
 from phaseprof.cli.render import units
 from phaseprof.cli.render.layout import MARGIN, fold, to_ascii
 

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from phaseprof.analyzers.efficiency.estimate import Estimate
-from phaseprof.analyzers.prediction import (
+from phaseprof.analyzers.steps.prediction import (
     Memory,
     PhasePrediction,
     Prediction,
     PredictionReport,
     Rate,
 )
-from phaseprof.analyzers.step_model import StepTime, Term
+from phaseprof.analyzers.steps.step_model import StepTime, Term
 
 
 def to_json(report: PredictionReport) -> str:

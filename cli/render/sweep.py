@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from phaseprof.analyzers.results import Bound
-from phaseprof.analyzers.sweep_results import (
+from phaseprof.analyzers.sweeping.sweep_results import (
     CellFigures,
     DecodeSeries,
     Estimate,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from phaseprof.analyzers.counter_results import (
+from phaseprof.analyzers.counters.counter_results import (
     CounterFigure,
     CounterState,
     DeviceState,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from phaseprof.analyzers.kernel_results import (
+from phaseprof.analyzers.kernels.kernel_results import (
     ClassShare,
     KernelClass,
     KernelFigures,

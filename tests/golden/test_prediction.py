@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from test_step_model import LINK, machine, model
 
-from phaseprof.analyzers.prediction import Load, PredictionReport, predict
-from phaseprof.analyzers.restructured import fused, tensor_parallel
-from phaseprof.analyzers.step_model import EAGER, GRAPHS
+from phaseprof.analyzers.steps.prediction import Load, PredictionReport, predict
+from phaseprof.analyzers.steps.restructured import fused, tensor_parallel
+from phaseprof.analyzers.steps.step_model import EAGER, GRAPHS
 from phaseprof.cli.render.prediction import boards, render
 from phaseprof.trace.meta import Ceilings
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from rich.text import Text
 
-from phaseprof.analyzers.kernel_results import KernelClass
-from phaseprof.analyzers.mixed_split import ChunkEffect, MixedSplit
-from phaseprof.analyzers.op_results import AboveFloor, ModelledTime, OpFigures, StepFloor
+from phaseprof.analyzers.kernels.kernel_results import KernelClass
 from phaseprof.analyzers.results import Provenance, Roof
+from phaseprof.analyzers.steps.mixed_split import ChunkEffect, MixedSplit
+from phaseprof.analyzers.steps.op_results import AboveFloor, ModelledTime, OpFigures, StepFloor
 from phaseprof.analyzers.two_phases import Fact, Topic
 from phaseprof.cli.render.layout import stack
 from phaseprof.cli.render.operations import (

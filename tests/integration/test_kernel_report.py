@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import phaseprof
-from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures
+from phaseprof.analyzers.kernels.kernel_results import KernelClass, KernelFigures
 
 #: Of the tiny Llama: four projections and three of the MLP in each of two layers, and the head.
 _LINEARS = 2 * 7 + 1

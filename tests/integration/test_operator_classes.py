@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from phaseprof.analyzers.kernel_classes import classify
-from phaseprof.analyzers.kernel_results import KernelClass
+from phaseprof.analyzers.kernels.kernel_classes import classify
+from phaseprof.analyzers.kernels.kernel_results import KernelClass
 
 _SMALL = {
     "hidden_size": 32,

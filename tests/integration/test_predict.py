@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from phaseprof.analyzers.efficiency import efficiency_for
-from phaseprof.analyzers.step_model import EAGER, Machine, step_time
+from phaseprof.analyzers.steps.step_model import EAGER, Machine, step_time
 from phaseprof.cli.boards import find_board
 from phaseprof.cli.main import main
 from phaseprof.work.count import Rows

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
-from phaseprof.analyzers.details import build_details
 from phaseprof.analyzers.report import build_report
+from phaseprof.analyzers.viewing.details import build_details
 from phaseprof.cli.render.html.page import render_html
 from phaseprof.trace.reader import Trace
 

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 from traces import GPU, META, MS, START_NS, Timeline, model
 
-from phaseprof.analyzers.counters import Solution, solve
-from phaseprof.analyzers.device_work import DeviceUse, work_of
+from phaseprof.analyzers.counters.counters import Solution, solve
+from phaseprof.analyzers.counters.device_work import DeviceUse, work_of
+from phaseprof.analyzers.counters.sampled import Series
+from phaseprof.analyzers.counters.weights import Window
 from phaseprof.analyzers.passes import Primary
-from phaseprof.analyzers.sampled import Series
-from phaseprof.analyzers.weights import Window
 from phaseprof.metrics import Metric
 from phaseprof.schema import SAMPLES
 from phaseprof.trace.meta import ProcessMeta

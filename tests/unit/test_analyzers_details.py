@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from traces import COST, GPU, MS, START_NS, Timeline, healthy, meta, model, roofs
 
-from phaseprof.analyzers.details import build_details
-from phaseprof.analyzers.kernel_results import KernelClass
-from phaseprof.analyzers.parts_of_work import PartOfWork
+from phaseprof.analyzers.kernels.kernel_results import KernelClass
 from phaseprof.analyzers.report import build_report
-from phaseprof.analyzers.setting import setting_of
+from phaseprof.analyzers.viewing.details import build_details
+from phaseprof.analyzers.viewing.parts_of_work import PartOfWork
+from phaseprof.analyzers.viewing.setting import setting_of
 from phaseprof.trace.meta import Host
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import MS, START_NS, Timeline
 
-from phaseprof.analyzers.distributions import distribution, histogram
 from phaseprof.analyzers.passes import Primary
-from phaseprof.analyzers.worst import WorstRequest, worst_requests
+from phaseprof.analyzers.viewing.distributions import distribution, histogram
+from phaseprof.analyzers.viewing.worst import WorstRequest, worst_requests
 
 PRIMARY = Primary("m", ("target",), 0.0)
 I64 = pa.int64()

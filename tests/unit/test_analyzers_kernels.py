@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from traces import GPU, MS, START_NS, Timeline, meta, model, roofs
 
 from phaseprof.analyzers.as_json import to_json
-from phaseprof.analyzers.breakdown import Breakdown, breakdown
-from phaseprof.analyzers.busy import split_time
-from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures, TensorCores
+from phaseprof.analyzers.kernels.breakdown import Breakdown, breakdown
+from phaseprof.analyzers.kernels.busy import split_time
+from phaseprof.analyzers.kernels.kernel_results import KernelClass, KernelFigures, TensorCores
 from phaseprof.analyzers.remedies import Circumstances, lever
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Bound, Report

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import COST, CPU, GPU, META, MS, Timeline, healthy, meta, model, roofs
 
-from phaseprof.analyzers.busy import busy_per_pass
+from phaseprof.analyzers.kernels.busy import busy_per_pass
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Bound, Confidence, PhaseFigures, Report, SetAside
 

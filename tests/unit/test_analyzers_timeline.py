@@ -9,8 +9,8 @@ import pytest
 from traces import MS, START_NS, Timeline
 
 from phaseprof.analyzers.passes import Primary, Status
-from phaseprof.analyzers.timeline import ONE_BY_ONE, timeline
-from phaseprof.analyzers.timeline import Timeline as Drawn
+from phaseprof.analyzers.viewing.timeline import ONE_BY_ONE, timeline
+from phaseprof.analyzers.viewing.timeline import Timeline as Drawn
 from phaseprof.phases import Phase
 from phaseprof.schema import SAMPLES
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step_model import BARE, machine, model
 
-from phaseprof.analyzers.calibrated import MeasuredPass, calibrate, measured_passes
-from phaseprof.analyzers.pass_rows import PassRows
-from phaseprof.analyzers.step_model import CPU, Machine, step_time
+from phaseprof.analyzers.steps.calibrated import MeasuredPass, calibrate, measured_passes
+from phaseprof.analyzers.steps.pass_rows import PassRows
+from phaseprof.analyzers.steps.step_model import CPU, Machine, step_time
 from phaseprof.errors import PhaseprofError
 from phaseprof.work.count import Rows
 

@@ -13,7 +13,7 @@ from scripted import DEVICE, ON_GPU, UUID, Ran, Script, generate_loop, samples, 
 from traces import CPU, GPU, MS, model, roofs
 
 from phaseprof.analyzers.as_json import to_json
-from phaseprof.analyzers.counter_results import CounterState, Method, PhaseCounters
+from phaseprof.analyzers.counters.counter_results import CounterState, Method, PhaseCounters
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Provenance
 from phaseprof.metrics import Metric

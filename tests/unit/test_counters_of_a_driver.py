@@ -12,7 +12,7 @@ from nvml_standin import Standin, standin
 from scripted import DEVICE, ON_GPU, Ran, generate_loop, trace_of
 from traces import MS, START_NS, model, roofs
 
-from phaseprof.analyzers.counter_results import CounterFigure
+from phaseprof.analyzers.counters.counter_results import CounterFigure
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Report
 from phaseprof.cli.render.terminal import render

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phaseprof.analyzers.device_time import BETWEEN, IDLE, Stretch, Timeline, placed
+from phaseprof.analyzers.counters.device_time import BETWEEN, IDLE, Stretch, Timeline, placed
 
 MS = 1_000_000
 PREFILL, DECODE, SEVERAL = 2, 3, 4

@@ -10,16 +10,16 @@ import pytest
 from scripted import DEVICE, ON_GPU, UUID, Ran, Script, generate_loop, samples, trace_of
 from traces import GPU, MS, model
 
-from phaseprof.analyzers.counter_results import (
+from phaseprof.analyzers.counters.counter_results import (
     CounterFigure,
     CounterState,
     DeviceState,
     PhaseCounters,
 )
-from phaseprof.analyzers.energy import check_energy
+from phaseprof.analyzers.counters.energy import check_energy
+from phaseprof.analyzers.counters.sampled import Series
+from phaseprof.analyzers.counters.weights import Window
 from phaseprof.analyzers.report import build_report
-from phaseprof.analyzers.sampled import Series
-from phaseprof.analyzers.weights import Window
 from phaseprof.metrics import Metric
 from phaseprof.trace.reader import Trace
 

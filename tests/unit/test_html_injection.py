@@ -10,9 +10,9 @@ import pytest
 from html_pages import Dom, page_of
 from traces import CPU, MS, START_NS, Timeline, healthy, meta, model, roofs
 
-from phaseprof.analyzers.details import Details, build_details
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Report
+from phaseprof.analyzers.viewing.details import Details, build_details
 from phaseprof.cli.render.html.page import render_html
 from phaseprof.errors import NotMeasured
 from phaseprof.trace.meta import Host

@@ -205,7 +205,7 @@ def test_a_page_is_the_same_each_time(trace: Trace, page: str) -> None:
 
 
 def test_a_page_shows_the_roofs_that_a_report_was_given() -> None:
-    from phaseprof.analyzers.details import build_details
+    from phaseprof.analyzers.viewing.details import build_details
 
     trace = healthy().trace(meta(ceilings=()))
     given = replace(roofs(), flops_per_s=2e12, source="datasheet", spread=None)

@@ -8,16 +8,16 @@ import pytest
 from html_pages import Dom
 from traces import healthy
 
-from phaseprof.analyzers.details import build_details
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Bound
-from phaseprof.analyzers.sweep_results import (
+from phaseprof.analyzers.sweeping.sweep_results import (
     CellFigures,
     DecodeSeries,
     Estimate,
     PhaseOfCell,
     Sweep,
 )
+from phaseprof.analyzers.viewing.details import build_details
 from phaseprof.cli.render.html.page import render_html
 from phaseprof.cli.render.html.sweep import sweep_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phaseprof.analyzers.kernel_classes import (
+from phaseprof.analyzers.kernels.kernel_classes import (
     KERNEL_TABLES,
     OPERATOR_TABLES,
     WORDS,
@@ -16,8 +16,8 @@ from phaseprof.analyzers.kernel_classes import (
     own_name,
     short_name,
 )
-from phaseprof.analyzers.kernel_results import KernelClass, TensorCores
-from phaseprof.analyzers.kernel_table import table
+from phaseprof.analyzers.kernels.kernel_results import KernelClass, TensorCores
+from phaseprof.analyzers.kernels.kernel_table import table
 
 C, T = KernelClass, TensorCores
 

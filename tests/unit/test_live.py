@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from traces import META, MS, START_NS, Timeline, meta
 
-from phaseprof.analyzers.live import live_view
+from phaseprof.analyzers.viewing.live import live_view
 from phaseprof.cli.main import main
 from phaseprof.cli.render.live import live_line, live_lines
 from phaseprof.cli.watch import watch

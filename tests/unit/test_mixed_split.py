@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from phaseprof.analyzers.mixed_split import MixedSplit, split_mixed, split_step
-from phaseprof.analyzers.pass_rows import PassRows
-from phaseprof.analyzers.step_fit import StepFit, fit_steps
+from phaseprof.analyzers.steps.mixed_split import MixedSplit, split_mixed, split_step
+from phaseprof.analyzers.steps.pass_rows import PassRows
+from phaseprof.analyzers.steps.step_fit import StepFit, fit_steps
 from phaseprof.phases import Phase
 from phaseprof.trace.meta import Ceilings
 from phaseprof.work.cost import AttentionCost, MatmulCost, ModelCost

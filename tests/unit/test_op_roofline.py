@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from traces import CPU, MS, Timeline, meta, model, roofs
 
-from phaseprof.analyzers.kernel_results import KernelClass
-from phaseprof.analyzers.op_roofline import step_floors
-from phaseprof.analyzers.pass_rows import PassRows, rows_of_phases
+from phaseprof.analyzers.kernels.kernel_results import KernelClass
 from phaseprof.analyzers.passes import Primary
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import PhaseFigures, Roof
+from phaseprof.analyzers.steps.op_roofline import step_floors
+from phaseprof.analyzers.steps.pass_rows import PassRows, rows_of_phases
 from phaseprof.phases import Phase
 from phaseprof.trace.meta import Device
 from phaseprof.work.cost import AttentionCost, MatmulCost, ModelCost

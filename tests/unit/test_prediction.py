@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step_model import BARE, LINK, MODELS, ROOFS, RUNTIMES, machine, model
 
-from phaseprof.analyzers.prediction import Load, predict
-from phaseprof.analyzers.restructured import tensor_parallel
 from phaseprof.analyzers.results import Bound
-from phaseprof.analyzers.step_model import Runtime, step_time
+from phaseprof.analyzers.steps.prediction import Load, predict
+from phaseprof.analyzers.steps.restructured import tensor_parallel
+from phaseprof.analyzers.steps.step_model import Runtime, step_time
 from phaseprof.work.cost import AttentionCost, ModelCost, StateCost
 from phaseprof.work.count import Rows
 

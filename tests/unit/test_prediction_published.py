@@ -11,10 +11,10 @@ from __future__ import annotations
 import pytest
 
 from phaseprof.analyzers.efficiency import efficiency_for
-from phaseprof.analyzers.prediction import Load, Prediction, predict
-from phaseprof.analyzers.restructured import fused
 from phaseprof.analyzers.results import Bound
-from phaseprof.analyzers.step_model import EAGER, GRAPHS, Machine, Runtime, step_time
+from phaseprof.analyzers.steps.prediction import Load, Prediction, predict
+from phaseprof.analyzers.steps.restructured import fused
+from phaseprof.analyzers.steps.step_model import EAGER, GRAPHS, Machine, Runtime, step_time
 from phaseprof.cli.boards import find_board
 from phaseprof.work.cost import AttentionCost, MatmulCost, ModelCost
 from phaseprof.work.count import Rows

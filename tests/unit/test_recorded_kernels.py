@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from phaseprof.analyzers.breakdown import Breakdown, breakdown
-from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures
+from phaseprof.analyzers.kernels.breakdown import Breakdown, breakdown
+from phaseprof.analyzers.kernels.kernel_results import KernelClass, KernelFigures
 from phaseprof.phases import Phase
 from phaseprof.schema import KERNELS
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_step_model import MODELS, machine, model
 
-from phaseprof.analyzers.restructured import (
+from phaseprof.analyzers.steps.restructured import (
     absorbed,
     fused,
     tensor_parallel,
     with_kv_bytes,
     with_weight_bits,
 )
-from phaseprof.analyzers.step_model import step_time
+from phaseprof.analyzers.steps.step_model import step_time
 from phaseprof.errors import UsageError
 from phaseprof.work.cost import AttentionCost, ExpertsCost, MatmulCost, ModelCost
 from phaseprof.work.count import Rows, count

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phaseprof.analyzers.solving import Singular, bounded, inverse, t95, times
+from phaseprof.analyzers.counters.solving import Singular, bounded, inverse, t95, times
 
 FREE = [-math.inf, -math.inf]
 

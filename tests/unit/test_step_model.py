@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phaseprof.analyzers.collectives import LINKS, Link, all_gather, all_reduce
 from phaseprof.analyzers.efficiency.estimate import Estimate
-from phaseprof.analyzers.step_model import CPU, EAGER, GRAPHS, Machine, Runtime, step_time
+from phaseprof.analyzers.steps.collectives import LINKS, Link, all_gather, all_reduce
+from phaseprof.analyzers.steps.step_model import CPU, EAGER, GRAPHS, Machine, Runtime, step_time
 from phaseprof.trace.meta import Ceilings
 from phaseprof.work.cost import AttentionCost, MatmulCost, ModelCost
 from phaseprof.work.count import Rows, count

@@ -12,8 +12,8 @@ from traces import META, meta, model, roofs
 from phaseprof.analyzers.as_json import to_json
 from phaseprof.analyzers.report import build_report
 from phaseprof.analyzers.results import Bound
-from phaseprof.analyzers.sweep import knee_of
-from phaseprof.analyzers.sweep_results import Oddity, Place, Sweep
+from phaseprof.analyzers.sweeping.sweep import knee_of
+from phaseprof.analyzers.sweeping.sweep_results import Oddity, Place, Sweep
 from phaseprof.records import CallKind
 from phaseprof.trace.reader import Trace
 

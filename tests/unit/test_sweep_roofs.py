@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from traces import COST, roofs
 
-from phaseprof.analyzers.sweep_roofs import decode_roofs, prefill_ridge
+from phaseprof.analyzers.sweeping.sweep_roofs import decode_roofs, prefill_ridge
 from phaseprof.work.cost import ExpertsCost
 
 # The stand-in reads its 0.2 GB of weights in 2 ms at 100 GB/s. A token is 0.1 GFLOP, and 2 x 8 x (64 + 64) x 4 layers =

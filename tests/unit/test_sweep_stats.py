@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phaseprof.analyzers.sweep_stats import estimate, far_ones, fit, halfway, resample
+from phaseprof.analyzers.sweeping.sweep_stats import estimate, far_ones, fit, halfway, resample
 
 
 @pytest.mark.parametrize(

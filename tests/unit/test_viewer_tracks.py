@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import MS, START_NS, Timeline
 
-from phaseprof.analyzers.viewer_tracks import Point, Span, Track, TrackKind, rows_of, viewer_tracks
+from phaseprof.analyzers.viewing.viewer_tracks import (
+    Point,
+    Span,
+    Track,
+    TrackKind,
+    rows_of,
+    viewer_tracks,
+)
 
 
 def _on(timeline: Timeline, kind: TrackKind) -> dict[str, list[Span]]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phaseprof.analyzers.bound import Question, classify
-from phaseprof.analyzers.counter_results import (
+from phaseprof.analyzers.counters.counter_results import (
     CounterFigure,
     CounterState,
     DeviceState,
@@ -20,7 +20,7 @@ from phaseprof.analyzers.counter_results import (
     ThrottleShare,
 )
 from phaseprof.analyzers.hearing import hear
-from phaseprof.analyzers.kernel_results import (
+from phaseprof.analyzers.kernels.kernel_results import (
     ClassShare,
     KernelClass,
     KernelFigures,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from phaseprof.analyzers.kernel_results import KernelClass, KernelFigures
-from phaseprof.analyzers.parts_of_work import PartOfWork
+from phaseprof.analyzers.kernels.kernel_results import KernelClass, KernelFigures
 from phaseprof.analyzers.results import PhaseFigures, Report
+from phaseprof.analyzers.viewing.parts_of_work import PartOfWork
 from phaseprof.cli.render import units
 from phaseprof.cli.render.counters import counters_grid, counters_section
 from phaseprof.cli.render.grid import Grid, GridRow

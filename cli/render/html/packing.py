@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from phaseprof.analyzers.columns import scalar
-from phaseprof.analyzers.tracks import view
+from phaseprof.analyzers.viewing.tracks import view
 
 _I64 = pa.int64()
 _ZERO, _ONE, _TWO = (scalar(value, _I64) for value in (0, 1, 2))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from phaseprof.analyzers.details import Details
 from phaseprof.analyzers.results import Report
-from phaseprof.analyzers.timeline import Timeline
+from phaseprof.analyzers.viewing.details import Details
+from phaseprof.analyzers.viewing.timeline import Timeline
 from phaseprof.cli.render import units
 from phaseprof.cli.render.grid import Grid, GridRow
 from phaseprof.cli.render.html import content

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phaseprof.analyzers.details import Details
-from phaseprof.analyzers.distributions import Distribution
 from phaseprof.analyzers.results import Percentiles, Report
 from phaseprof.analyzers.serving import EngineFigures
-from phaseprof.analyzers.worst import StepMeanwhile, Wait, WorstRequest
+from phaseprof.analyzers.viewing.details import Details
+from phaseprof.analyzers.viewing.distributions import Distribution
+from phaseprof.analyzers.viewing.worst import StepMeanwhile, Wait, WorstRequest
 from phaseprof.cli.render import units
 from phaseprof.cli.render.engine import engine_section, goodput_section, interference_section
 from phaseprof.cli.render.grid import Grid, GridRow

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 
 from phaseprof.analyzers.results import Report
-from phaseprof.analyzers.setting import Setting
+from phaseprof.analyzers.viewing.setting import Setting
 from phaseprof.cli.render import units
 from phaseprof.cli.render.html.pairs import WIDE, Pair, pairs
 from phaseprof.cli.render.terminal import foot_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phaseprof.analyzers.sweep_results import CellFigures, Estimate, PhaseOfCell, Sweep
+from phaseprof.analyzers.sweeping.sweep_results import CellFigures, Estimate, PhaseOfCell, Sweep
 from phaseprof.cli.render import units
 from phaseprof.cli.render.grid import Grid, GridRow
 from phaseprof.cli.render.html.charts import LineChart, Value, line_chart

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 
 from phaseprof.analyzers.columns import scalar
 from phaseprof.analyzers.passes import Status
-from phaseprof.analyzers.timeline import (
+from phaseprof.analyzers.viewing.timeline import (
     ONE_BY_ONE,
     Lane,
     LaneRows,
     Level,
     Timeline,
 )
-from phaseprof.analyzers.tracks import CounterTrack
+from phaseprof.analyzers.viewing.tracks import CounterTrack
 from phaseprof.cli.render import units
 from phaseprof.cli.render.html.packing import Column, Packer
 

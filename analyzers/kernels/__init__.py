@@ -1,0 +1,1 @@
+"""Kernels: what each is by its name, and where the busy time of a phase goes."""

@@ -1,0 +1,1 @@
+"""Single passes: their operations at the roofs, the model of their time, mixed steps, prediction."""

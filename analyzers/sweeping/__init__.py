@@ -1,0 +1,1 @@
+"""Sweeps over sizes: the cells, the knee, what follows."""

@@ -1,0 +1,1 @@
+"""What pages, live views and timelines show beside the figures of a report."""
