@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from traces import MS, Timeline
 
-from phaseprof.analyzers.comparing.compare import RUN_NOISE_CPU, delta
+from phaseprof.analyzers.comparing.compare import delta
 from phaseprof.analyzers.comparing.metrics import catalogue, figures
 from phaseprof.analyzers.comparing.results import Call, Delta, Outcome
 from phaseprof.analyzers.comparing.rules import judge, parse
@@ -37,6 +37,8 @@ PATHS = (
     *("decode.output_tokens_per_s", "requests.ttft_ms.p50", "requests.tpot_ms.p50"),
     *("requests.itl_ms.p50", "requests.e2e_ms.p50"),
 )
+#: What `compare` is told of the noise of runs: what the simulated ones have.
+RUN_NOISE = 0.02
 #: The acceptance rule, and one at no change at all: it is broken by every interval that misses zero on one side.
 TEN_PERCENT = tuple(
     parse(f"{path} > +10%") for path in PATHS if path != "decode.output_tokens_per_s"
@@ -172,7 +174,7 @@ def sample(timeline: Timeline, side: int) -> Sample:
     return sample_of(trace, build_report(trace), side)
 
 
-def deltas(a: Sample, b: Sample, run_noise: float = RUN_NOISE_CPU) -> dict[str, Delta]:
+def deltas(a: Sample, b: Sample, run_noise: float = RUN_NOISE) -> dict[str, Delta]:
     """The figures that are looked at."""
     return {
         metric.path: delta(metric, *figures(a, b, metric), run_noise)
@@ -226,7 +228,7 @@ def run_case(
         broken = [
             rule.path
             for rule in TEN_PERCENT
-            if judge(rule, list(of.values()), RUN_NOISE_CPU).outcome is Outcome.BREACH
+            if judge(rule, list(of.values()), RUN_NOISE).outcome is Outcome.BREACH
         ]
         found.breaches += len(broken)
         found.pairs_breached += bool(broken)
@@ -281,7 +283,7 @@ def main() -> None:
     result = {
         "benchmark": "compare_calibration",
         "pairs": options.pairs,
-        "assumed_run_noise": RUN_NOISE_CPU,
+        "assumed_run_noise": RUN_NOISE,
         "seconds": round(time.perf_counter() - begun, 1),
         "cases": cases,
     }

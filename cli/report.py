@@ -13,14 +13,17 @@ from phaseprof.errors import UsageError
 
 
 def report(
-    trace: Annotated[
-        Path,
+    traces: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="TRACE", help="The folder that profile or run wrote.", show_default=False
+            metavar="TRACE…",
+            help="The folder that profile, run or import wrote; of several, one report after the other.",
+            show_default=False,
         ),
     ],
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text.")
+        bool,
+        typer.Option("--json", help="Print one JSON document instead of text; of several, a list."),
     ] = False,
     slo: Annotated[
         str | None,
@@ -80,25 +83,42 @@ def report(
             )
         # Ctrl-C is how one stops to watch.
         with contextlib.suppress(KeyboardInterrupt):
-            watch(trace, sys.stdout, width=width)
+            watch(_only(traces, "--watch"), sys.stdout, width=width)
         return
     if show and page is None:
         raise UsageError("--open needs a file to open.", "Add --html FILE.")
     if page is not None and as_json:
         raise UsageError("--html and --json are two reports.", "Ask for one at a time.")
     objectives = () if slo is None else parse_objectives(slo)
-    loaded = load_report(trace, objectives=objectives)
     if page is not None:
         from phaseprof.cli.page import write_page
 
-        print(write_page(trace, loaded, page, show=show))
-    elif as_json:
+        trace = _only(traces, "--html")
+        print(write_page(trace, load_report(trace, objectives=objectives), page, show=show))
+        return
+    loaded = [load_report(trace, objectives=objectives) for trace in traces]
+    if as_json:
         import json
 
         from phaseprof.analyzers.as_json import to_json
 
-        print(json.dumps(to_json(loaded), indent=2, allow_nan=False))
-    else:
-        from phaseprof.cli.render.stream import render_for
+        told = [to_json(each) for each in loaded]
+        print(json.dumps(told if len(told) > 1 else told[0], indent=2, allow_nan=False))
+        return
+    from phaseprof.cli.render.stream import render_for
 
-        print(render_for(loaded, sys.stdout, width=width))
+    print("\n\n".join(render_for(each, sys.stdout, width=width) for each in loaded))
+
+
+def _only(traces: list[Path], option: str) -> Path:
+    """The one trace that an option takes.
+
+    Raises:
+        UsageError: If there are several.
+    """
+    if len(traces) > 1:
+        raise UsageError(
+            f"{option} takes one trace, and there are {len(traces)}.",
+            "Several traces beside each other: phaseprof compare.",
+        )
+    return traces[0]

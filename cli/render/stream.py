@@ -27,6 +27,7 @@ def render_for(report: Report, stream: TextIO, *, width: int | None = None) -> s
         width=width or width_of(stream),
         color=takes_color(stream),
         unicode=takes_unicode(stream),
+        boxes=stream.isatty(),
     )
     # A path may hold bytes that its name could not be decoded from: show them, but do not fail on them.
     encoding = getattr(stream, "encoding", None) or "utf-8"

@@ -41,7 +41,14 @@ from phaseprof.trace.meta import Device
 MIN_WIDTH = 48
 
 
-def render(report: Report, *, width: int = 100, color: bool = False, unicode: bool = True) -> str:
+def render(
+    report: Report,
+    *,
+    width: int = 100,
+    color: bool = False,
+    unicode: bool = True,
+    boxes: bool = True,
+) -> str:
     """Lay a report out as text, without a line break at the end.
 
     Args:
@@ -49,6 +56,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         width: Columns of the terminal. Single words that are wider (paths) are not broken.
         color: Add ANSI colours from the terminal's own palette of sixteen.
         unicode: False for a stream that only takes ASCII.
+        boxes: False for a stream that no terminal shows: the roofline is drawn in ASCII then.
     """
     width = max(width, MIN_WIDTH)
     blocks = [
@@ -69,7 +77,7 @@ def render(report: Report, *, width: int = 100, color: bool = False, unicode: bo
         operations_section(report.operations, width),
         [*mixed_section(report.mixed, width), *two_phases_section(report.two_phases, width)],
         ranks_section(report.ranks, width),
-        _roofline(report, width, unicode),
+        _roofline(report, width, unicode and boxes),
         _evidence(report, width),
         foot_lines(report, width),
     ]

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from comparisons import run, sample
+from comparisons import quietly, run, sample
 from traces import META, model
 
-from phaseprof.analyzers.comparing.compare import compare
 from phaseprof.analyzers.comparing.rules import parse
 from phaseprof.cli.render.comparison import render
 from phaseprof.cli.render.comparison_markdown import render_markdown
@@ -41,7 +40,7 @@ LONGER = sample(run(4, prompt=1024, prefill=2.0), name="runs/longer", side=1)
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_two_traces(width: int, golden: Golden) -> None:
     text = render(
-        [compare(BASE, SLOWER, rules=RULES)],
+        [quietly(BASE, SLOWER, rules=RULES)],
         [BASE.report, SLOWER.report],
         width=width,
         rules_from="pyproject.toml",
@@ -55,7 +54,7 @@ def test_two_traces(width: int, golden: Golden) -> None:
 def test_several_traces(width: int, golden: Golden) -> None:
     others = (SLOWER, FASTER)
     text = render(
-        [compare(BASE, each, rules=RULES[:1]) for each in others],
+        [quietly(BASE, each, rules=RULES[:1]) for each in others],
         [each.report for each in (BASE, *others)],
         width=width,
     )
@@ -64,25 +63,25 @@ def test_several_traces(width: int, golden: Golden) -> None:
 
 
 def test_what_does_not_compare(golden: Golden) -> None:
-    text = render([compare(BASE, LONGER)], [BASE.report, LONGER.report], width=80)
+    text = render([quietly(BASE, LONGER)], [BASE.report, LONGER.report], width=80)
     golden("comparison-part.txt", text)
 
 
 def test_every_figure(golden: Golden) -> None:
     batches = [sample(run(n, batches=(1, 16)), name=f"run-{n}", side=n) for n in (0, 1)]
     text = render(
-        [compare(*batches)], [each.report for each in batches], width=100, everything=True
+        [quietly(*batches)], [each.report for each in batches], width=100, everything=True
     )
     golden("comparison-all.txt", text)
 
 
 def test_a_stream_that_takes_ascii_alone() -> None:
-    text = render([compare(BASE, SLOWER)], [BASE.report, SLOWER.report], width=80, unicode=False)
+    text = render([quietly(BASE, SLOWER)], [BASE.report, SLOWER.report], width=80, unicode=False)
     assert text.isascii()
 
 
 def test_colours_are_those_of_the_terminal() -> None:
-    text = render([compare(BASE, SLOWER)], [BASE.report, SLOWER.report], width=80, color=True)
+    text = render([quietly(BASE, SLOWER)], [BASE.report, SLOWER.report], width=80, color=True)
     assert "\x1b[31mworse" in text
 
 
@@ -92,12 +91,12 @@ def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
         models=(replace(model(name="m\x1b[31mred\x07\x9b2J"), attn_implementation="\x1b]0;x"),),
     )
     other = sample(run(2), hostile, name="b\x1bc", side=1)
-    text = render([compare(BASE, other)], [BASE.report, other.report], width=80)
+    text = render([quietly(BASE, other)], [BASE.report, other.report], width=80)
     assert not any((ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 for char in text)
     assert "[31mred" in text
 
 
 def test_a_pull_request(golden: Golden) -> None:
-    found = compare(BASE, SLOWER, rules=RULES)
+    found = quietly(BASE, SLOWER, rules=RULES)
     text = render_markdown([found], [BASE.report, SLOWER.report], failed=True)
     golden("comparison.md", text.rstrip("\n"))

@@ -110,7 +110,19 @@ def test_ceilings_that_are_known_here_are_used(trace: Path, tmp_path: Path) -> N
     assert decode["mbu"] == pytest.approx(decode["gb_per_s"] / 10)
     text = report(trace, cache=tmp_path).stdout
     assert "0.200 TFLOP/s float32, measured" in text
-    assert "◆ decode" in text
+    # It goes to a pipe: the roofline is drawn without box-drawing characters.
+    assert "* decode" in text
+    assert not set("╭│─╰┤┊◆") & set(text)
+
+
+def test_several_traces_are_reported_one_after_the_other(trace: Path, tmp_path: Path) -> None:
+    text = report(trace, str(trace), cache=tmp_path).stdout
+    assert text.count("phaseprof · ") == 2
+    told = json.loads(report(trace, str(trace), "--json", cache=tmp_path).stdout)
+    assert [each["schema"] for each in told] == [1, 1]
+    refused = report(trace, str(trace), "--html", str(tmp_path / "a.html"), cache=tmp_path)
+    assert refused.returncode == 2
+    assert "--html takes one trace, and there are 2" in refused.stderr
 
 
 def test_a_damaged_trace_is_reported_as_far_as_it_is_whole(trace: Path, tmp_path: Path) -> None:

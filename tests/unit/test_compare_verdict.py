@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from comparisons import compared, run, sample
+from comparisons import compared, quietly, run, sample
 from traces import COST, CPU, GPU, META, model, roofs
 
 from phaseprof.analyzers.comparing.as_json import to_json
@@ -99,7 +99,7 @@ def test_a_single_call_says_that_its_noise_is_from_within() -> None:
 
 
 def test_the_noise_between_runs_is_that_of_the_device() -> None:
-    assert compared(run(1), run(2)).method.run_noise == RUN_NOISE_CPU
+    assert compare(sample(run(1)), sample(run(2), side=1)).method.run_noise == RUN_NOISE_CPU
     on_gpu = replace(META, models=(model(device=GPU),), ceilings=(roofs(GPU),))
     a, b = (sample(run(n), on_gpu, side=n) for n in (0, 1))
     assert compare(a, b).method.run_noise == RUN_NOISE_GPU
@@ -172,12 +172,12 @@ def test_other_prompts_are_not_compared_and_decode_only_over_the_same_cache() ->
 
 def test_plans_of_other_lengths_with_the_same_mean_are_two_workloads() -> None:
     plans = [replace(META, workload={"prompt_tokens": each}) for each in ([256, 768], 512)]
-    found = compare(sample(run(1), plans[0]), sample(run(2), plans[1], side=1))
+    found = quietly(sample(run(1), plans[0]), sample(run(2), plans[1], side=1))
     assert "prompts of 256, 768 tokens and of 512 tokens were asked for" in found.reasons[0]
     for path in ("prefill.pass_ms.p50", "decode.pass_ms.p50"):
         delta = found.delta(path)
         assert delta is not None and delta.call is Call.NOT_COMPARED
-    again = compare(sample(run(1), plans[0]), sample(run(2), plans[0], side=1))
+    again = quietly(sample(run(1), plans[0]), sample(run(2), plans[0], side=1))
     assert again.level is Level.ALL
 
 
@@ -185,7 +185,7 @@ def test_of_other_batch_sizes_only_the_common_ones_are_compared() -> None:
     plans = [replace(META, workload={"batch": list(batches)}) for batches in ((1, 4), (4, 16))]
     a = sample(run(1, batches=(1, 4)), plans[0])
     b = sample(run(2, batches=(4, 16)), plans[1], side=1)
-    found = compare(a, b)
+    found = quietly(a, b)
     assert "batch 1, 4 and batch 4, 16 were asked for" in found.reasons[0]
     whole, common = found.delta("decode.pass_ms.p50"), found.delta("by_batch.4.decode.pass_ms.p50")
     assert whole is not None and whole.call is Call.NOT_COMPARED
@@ -219,8 +219,8 @@ def test_the_place_of_a_trace_is_no_difference_of_commands() -> None:
     a = sample(run(1), first)
     same = sample(run(2), replace(first, command=("phaseprof", "profile", "-o", "two", "m")))
     other = sample(run(2), replace(first, command=("phaseprof", "profile", "-o", "two", "n")))
-    assert compare(a, same).differences == ()
-    assert [each.what for each in compare(a, other).differences] == ["command"]
+    assert quietly(a, same).differences == ()
+    assert [each.what for each in quietly(a, other).differences] == ["command"]
 
 
 def test_a_class_that_changed_is_named_with_both() -> None:
@@ -258,7 +258,7 @@ def test_the_kernels_that_grew_are_named() -> None:
 
 def test_json_is_finite_and_has_every_figure() -> None:
     a, b = sample(run(1)), sample(run(2, decode=1.08), name="new", side=1)
-    found = compare(a, b, rules=[parse("decode.step_ms > +1%")])
+    found = quietly(a, b, rules=[parse("decode.step_ms > +1%")])
     data = json.loads(
         json.dumps(to_json([found], [a.report, b.report], failed=True), allow_nan=False)
     )
