@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from phaseprof.cli.options import AsJson
 from phaseprof.errors import UsageError
 
 
@@ -32,9 +33,7 @@ def calibrate(
     seconds: Annotated[
         float, typer.Option(metavar="S", help="About how long to measure, in all.")
     ] = 5.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how fast this device multiplies matrices and reads memory.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phaseprof.cli.compare_settings import parse_noise, read_settings
+from phaseprof.cli.options import AsJson, Width
 from phaseprof.errors import EmptyRunError, TraceError, UsageError
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text.")
-    ] = False,
+    as_json: AsJson = False,
     markdown: Annotated[
         str | None,
         typer.Option(
@@ -78,15 +77,7 @@ def compare(
     everything: Annotated[
         bool, typer.Option("--all", help="Show every figure, and every batch size.")
     ] = False,
-    width: Annotated[
-        int | None,
-        typer.Option(
-            metavar="COLUMNS",
-            min=48,
-            help="Columns of the text. Default: the terminal's, at most 120; 100 in a file or a pipe.",
-            show_default=False,
-        ),
-    ] = None,
+    width: Width = None,
 ) -> None:
     """Say what changed between traces: which phase, by how much, how sure that is, and what was different around them.
 

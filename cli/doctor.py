@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
-import typer
+from phaseprof.cli.options import AsJson
 
 
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what is installed, which devices there are, and what can be measured here and why not.
 

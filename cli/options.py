@@ -25,3 +25,17 @@ Output = Annotated[
 Collect = Annotated[
     str | None, typer.Option(metavar="NAMES", help=known.help_text(), show_default=False)
 ]
+
+#: `--json`.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+#: `--width COLUMNS`, of commands whose text is laid out for it.
+Width = Annotated[
+    int | None,
+    typer.Option(
+        metavar="COLUMNS",
+        min=48,
+        help="Columns of the text. Default: the terminal's, at most 120; 100 in a file or a pipe.",
+        show_default=False,
+    ),
+]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phaseprof.cli.options import AsJson
 from phaseprof.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ def predict(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the arithmetic of each operation.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text.")
-    ] = False,
+    as_json: AsJson = False,
     width: Annotated[
         int | None,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phaseprof.cli.options import Collect, Output
+from phaseprof.cli.options import AsJson, Collect, Output
 from phaseprof.cli.render.progress import TerminalProgress
 from phaseprof.collectors import known
 from phaseprof.errors import CalibrationError, EmptyRunError, UsageError
@@ -154,9 +154,7 @@ def profile(
             help="Go on with the run whose trace -o names, with the calls that it lacks; begin it if there is none.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text.")
-    ] = False,
+    as_json: AsJson = False,
     calibrate: Annotated[
         bool,
         typer.Option(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from phaseprof.cli.options import Width
 from phaseprof.errors import UsageError
 
 
@@ -33,15 +34,7 @@ def report(
             show_default=False,
         ),
     ] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(
-            metavar="COLUMNS",
-            min=48,
-            help="Columns of the text. Default: the terminal's, at most 120; 100 in a file or a pipe.",
-            show_default=False,
-        ),
-    ] = None,
+    width: Width = None,
     page: Annotated[
         Path | None,
         typer.Option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from phaseprof.cli.options import AsJson, Width
 from phaseprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,18 +81,8 @@ def what_if(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the arithmetic, line by line.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text.")
-    ] = False,
-    width: Annotated[
-        int | None,
-        typer.Option(
-            metavar="COLUMNS",
-            min=48,
-            help="Columns of the text. Default: the terminal's, at most 120; 100 in a file or a pipe.",
-            show_default=False,
-        ),
-    ] = None,
+    as_json: AsJson = False,
+    width: Width = None,
 ) -> None:
     """Say what a change would do to a measured run: TTFT, TPOT, throughput, and what limits it then.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from phaseprof.analyzers.comparing.results import (
@@ -22,6 +19,7 @@ from phaseprof.analyzers.comparing.results import (
 from phaseprof.analyzers.results import Report
 from phaseprof.cli.render import comparison_cells as cells
 from phaseprof.cli.render import units
+from phaseprof.cli.render.console import to_text
 from phaseprof.cli.render.layout import (
     MARGIN,
     fold,
@@ -33,7 +31,6 @@ from phaseprof.cli.render.layout import (
 )
 
 MIN_WIDTH = 48
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _STYLE = {
     Call.BETTER: "green",
     Call.WORSE: "red",
@@ -112,27 +109,8 @@ def render(
         blocks.append(_side_by_side(comparisons, names, width, everything))
     for other, name in zip(comparisons, names[1:], strict=True):
         blocks.append(_foot(other, (names[0], name), width, several=len(comparisons) > 1))
-    text = _export(stack(blocks), width, color)
+    text = to_text(stack(blocks), width, color=color)
     return text if unicode else to_ascii(text)
-
-
-def _export(lines: Iterable[Text], width: int, color: bool) -> str:
-    stream = StringIO()
-    console = Console(
-        file=stream,
-        width=width,
-        color_system="standard" if color else None,
-        force_terminal=color,
-        no_color=not color,
-        highlight=False,
-        legacy_windows=False,
-    )
-    for line in lines:
-        line.rstrip()
-        # Names come from traces: a control character among them would speak to the terminal.
-        line.plain = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", line.plain)
-        console.print(line, soft_wrap=True)
-    return stream.getvalue().rstrip("\n")
 
 
 def _head(names: Sequence[str], reports: Sequence[Report], width: int) -> list[Text]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from io import StringIO
 
-from rich.console import Console
 from rich.text import Text
 
+from phaseprof.cli.render.console import to_text
 from phaseprof.cli.render.layout import fold
 from phaseprof.collectors.findings import Finding, Section, State
 
@@ -28,23 +27,14 @@ def render(sections: Sequence[Section], *, width: int = 100, color: bool = False
     subject_width = max(
         (len(finding.subject) for section in sections for finding in section.findings), default=0
     )
-    stream = StringIO()
-    console = Console(
-        file=stream,
-        width=width,
-        color_system="standard" if color else None,
-        force_terminal=color,
-        no_color=not color,
-        highlight=False,
-    )
-    for number, section in enumerate(sections):
-        if number:
-            console.print()
-        console.print(Text(section.title, style="bold"))
+    lines: list[Text] = []
+    for section in sections:
+        if lines:
+            lines.append(Text())
+        lines.append(Text(section.title, style="bold"))
         for finding in section.findings:
-            for line in _lines(finding, subject_width, width):
-                console.print(line, soft_wrap=True)
-    return stream.getvalue().rstrip("\n")
+            lines += _lines(finding, subject_width, width)
+    return to_text(lines, width, color=color)
 
 
 def to_json(sections: Sequence[Section]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from io import StringIO
 
-from rich.console import Console
 from rich.text import Text
 
 from phaseprof.analyzers.results import Bound, Lever, PhaseFigures, Provenance, Report, RunFacts
 from phaseprof.analyzers.windows import WindowsCost
 from phaseprof.cli.render import units
 from phaseprof.cli.render.advice import advice_section
+from phaseprof.cli.render.console import to_text
 from phaseprof.cli.render.counters import counters_section
 from phaseprof.cli.render.engine import engine_section, goodput_section, interference_section
 from phaseprof.cli.render.kernels import kernels_section
@@ -81,25 +80,8 @@ def render(
         _evidence(report, width),
         foot_lines(report, width),
     ]
-    text = _export(stack(blocks), width, color)
+    text = to_text(stack(blocks), width, color=color)
     return text if unicode else to_ascii(text)
-
-
-def _export(lines: Iterable[Text], width: int, color: bool) -> str:
-    stream = StringIO()
-    console = Console(
-        file=stream,
-        width=width,
-        color_system="standard" if color else None,
-        force_terminal=color,
-        no_color=not color,
-        highlight=False,
-        legacy_windows=False,
-    )
-    for line in lines:
-        line.rstrip()
-        console.print(line, soft_wrap=True)
-    return stream.getvalue().rstrip("\n")
 
 
 def _head(report: Report, width: int) -> list[Text]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import StringIO
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from phaseprof.analyzers.results import Bound
 from phaseprof.analyzers.what_if.results import Interval, Outcome, Refused, Unit, WhatIf
 from phaseprof.cli.render import units
+from phaseprof.cli.render.console import to_text
 from phaseprof.cli.render.layout import MARGIN, fold, keyed, paragraph, plain, stack, to_ascii
 from phaseprof.cli.render.phase_table import BOUND_STYLE
 
@@ -67,25 +66,8 @@ def render(
     elif _shown(found):
         command = f"The arithmetic: phaseprof what-if {head.trace} --explain"
         blocks.append(paragraph(command, width, paint=plain("dim")))
-    text = _export(stack(blocks), width, color)
+    text = to_text(stack(blocks), width, color=color)
     return text if unicode else to_ascii(text)
-
-
-def _export(lines: Sequence[Text], width: int, color: bool) -> str:
-    stream = StringIO()
-    console = Console(
-        file=stream,
-        width=width,
-        color_system="standard" if color else None,
-        force_terminal=color,
-        no_color=not color,
-        highlight=False,
-        legacy_windows=False,
-    )
-    for line in lines:
-        line.rstrip()
-        console.print(line, soft_wrap=True)
-    return stream.getvalue().rstrip("\n")
 
 
 def _head(head: Head, width: int) -> list[Text]:

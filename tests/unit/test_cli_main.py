@@ -69,11 +69,11 @@ def test_help_of_a_command_has_an_example(command: str, capsys: Captured) -> Non
     [
         (["reprot"], "no such command 'reprot'", "phaseprof"),
         (["--versio"], "no such option: --versio", "phaseprof"),
-        (["report"], "missing argument 'TRACE'", "phaseprof report"),
+        (["report"], "missing argument 'TRACE…'", "phaseprof report"),
         (["report", "t", "--jsn"], "no such option: --jsn", "phaseprof report"),
         (["report", "t", "--width", "wide"], "invalid value for '--width'", "phaseprof report"),
         (["report", "t", "--width", "3"], "invalid value for '--width'", "phaseprof report"),
-        (["report", "t", "u"], "unexpected extra argument", "phaseprof report"),
+        (["calibrate", "u"], "unexpected extra argument", "phaseprof calibrate"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_where_to_look(
