@@ -35,7 +35,7 @@ Width = Annotated[
     typer.Option(
         metavar="COLUMNS",
         min=48,
-        help="Columns of the text. Default: the terminal's, at most 120; 100 in a file or a pipe.",
+        help="Columns of the text. Default: the terminal's, at most 160; 100 in a file or a pipe.",
         show_default=False,
     ),
 ]

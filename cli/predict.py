@@ -97,7 +97,7 @@ def predict(
         typer.Option(
             metavar="COLUMNS",
             min=60,
-            help="Columns of the text. Default: the terminal's, at most 120; 100 in a file or a pipe.",
+            help="Columns of the text. Default: the terminal's, at most 160; 100 in a file or a pipe.",
             show_default=False,
         ),
     ] = None,

@@ -11,7 +11,7 @@ from phaseprof.cli.render.terminal import render
 #: Where the width is not known (a file, a pipe).
 DEFAULT_WIDTH = 100
 #: Sentences grow hard to read beyond this; `--width` can ask for more.
-MAX_WIDTH = 120
+MAX_WIDTH = 160
 
 
 def render_for(report: Report, stream: TextIO, *, width: int | None = None) -> str:

@@ -42,7 +42,7 @@ def resize(file: TextIO, columns: int) -> None:
 def test_a_terminal_gives_its_width_up_to_a_limit(terminal: TextIO) -> None:
     assert stream.width_of(terminal) == 90
     resize(terminal, 300)
-    assert stream.width_of(terminal) == 120
+    assert stream.width_of(terminal) == 160
     resize(terminal, 0)
     assert stream.width_of(terminal) == 100
 
