@@ -17,7 +17,7 @@ def write_chrome(entries: Iterable[Entry], file: IO[bytes], base_ns: int) -> Non
     """Write the tracks, event by event.
 
     Args:
-        entries: What `phaseprof.analyzers.viewer_tracks.viewer_tracks` gives.
+        entries: What `phaseprof.analyzers.viewing.viewer_tracks.viewer_tracks` gives.
         file: Where to.
         base_ns: The time that is 0 in the file.
     """

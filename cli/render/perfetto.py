@@ -24,7 +24,7 @@ def write_perfetto(entries: Iterable[Entry], file: IO[bytes]) -> None:
     """Write the tracks.
 
     Args:
-        entries: What `phaseprof.analyzers.viewer_tracks.viewer_tracks` gives.
+        entries: What `phaseprof.analyzers.viewing.viewer_tracks.viewer_tracks` gives.
         file: Where to.
 
     Raises:

@@ -266,7 +266,7 @@ def test_a_long_run_shows_bins_and_its_passes_when_zoomed(browser: Browser, long
 def test_a_run_of_too_many_passes_is_shown_in_bins(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phaseprof.analyzers.timeline.MOST_PASSES", 1_000)
+    monkeypatch.setattr("phaseprof.analyzers.viewing.timeline.MOST_PASSES", 1_000)
     made = Timeline()
     for _ in range(1_500):
         made.add("decode", 1)

@@ -234,9 +234,7 @@ def test_ctrl_c_reports_what_was_recorded(config: str, tmp_path: Path) -> None:
 GRID = ("--prompt-tokens", "6,12", "--new-tokens", "4", "--batch", "1,2", "--no-calibrate")
 
 
-def test_a_sweep_goes_on_where_it_was_interrupted(
-    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_goes_on_where_it_was_interrupted(config: str, tmp_path: Path) -> None:
     args = ["--model-config", config, *GRID, "--repeats", "400", "-o", "t"]
     process = subprocess.Popen(
         [*PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
@@ -264,9 +262,9 @@ def test_a_sweep_goes_on_where_it_was_interrupted(
     assert "nothing is left to run" in again.stderr
     assert len(open_trace(tmp_path / "t").metas) == 2
 
-    refused = ["--model-config", config, *GRID, "--batch", "1,4", "-o", "t", "--resume"]
-    assert main(["profile", *refused]) == 2
-    assert "batch sizes 1, 2 there, 1, 4 here." in capsys.readouterr().err
+    refused = run("--model-config", config, *GRID, "--batch", "1,4", "-o", "t", "--resume")
+    assert refused.returncode == 2
+    assert "batch sizes 1, 2 there, 1, 4 here." in refused.stderr
 
 
 def has_counted(part: Path) -> bool:

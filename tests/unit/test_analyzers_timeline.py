@@ -202,7 +202,7 @@ def test_passes_of_another_model_are_shown_as_such() -> None:
 
 
 def test_of_too_many_passes_the_bins_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phaseprof.analyzers.timeline.MOST_PASSES", 1_000)
+    monkeypatch.setattr("phaseprof.analyzers.viewing.timeline.MOST_PASSES", 1_000)
     made = Timeline()
     for _ in range(1_500):
         made.add("decode", 1)
