@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from phaseprof.analyzers.efficiency.estimate import Estimate
+from phaseprof.analyzers.steps.linear import solve
 from phaseprof.analyzers.steps.pass_rows import PassRows
 from phaseprof.analyzers.steps.step_model import Machine, StepTime, step_time
 from phaseprof.errors import PhaseprofError
@@ -359,16 +360,6 @@ def _factor(part: _Part, log: float, variance: float) -> Factor:
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Gauss-Jordan elimination. The matrix is positive definite: priors see to it."""
-    size = len(right)
-    rows = [[*line, value] for line, value in zip(matrix, right, strict=True)]
-    for step in range(size):
-        pivot = max(range(step, size), key=lambda place: abs(rows[place][step]))
-        rows[step], rows[pivot] = rows[pivot], rows[step]
-        head = rows[step][step]
-        rows[step] = [value / head for value in rows[step]]
-        for place in range(size):
-            if place != step and rows[place][step]:
-                factor = rows[place][step]
-                rows[place] = [a - factor * b for a, b in zip(rows[place], rows[step], strict=True)]
-    return [row[size] for row in rows]
+    found = solve(matrix, right)
+    assert found is not None, "priors make the matrix positive definite"
+    return found

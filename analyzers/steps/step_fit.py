@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import compress, product
 
 from phaseprof.analyzers.roofline import roof_times
+from phaseprof.analyzers.steps.linear import solve
 from phaseprof.analyzers.steps.pass_rows import PassRows
 from phaseprof.trace.meta import Ceilings
 from phaseprof.work.cost import ModelCost
@@ -157,23 +158,9 @@ def _solve(rows: Sequence[Features], columns: Sequence[int]) -> list[float] | No
     """Least squares of ones by some columns: normal equations by elimination; None if they do not tell them apart."""
     if not columns:
         return None
-    size = len(columns)
-    matrix = [
-        [sum(row[i] * row[j] for row in rows) for j in columns] + [sum(row[i] for row in rows)]
-        for i in columns
-    ]
-    for step in range(size):
-        pivot = max(range(step, size), key=lambda place: abs(matrix[place][step]))
-        if abs(matrix[pivot][step]) < 1e-9 * len(rows):
-            return None
-        matrix[step], matrix[pivot] = matrix[pivot], matrix[step]
-        for place in range(size):
-            if place != step:
-                factor = matrix[place][step] / matrix[step][step]
-                matrix[place] = [
-                    a - factor * b for a, b in zip(matrix[place], matrix[step], strict=True)
-                ]
-    return [matrix[place][size] / matrix[place][place] for place in range(size)]
+    matrix = [[sum(row[i] * row[j] for row in rows) for j in columns] for i in columns]
+    right = [sum(row[i] for row in rows) for i in columns]
+    return solve(matrix, right, least_pivot=1e-9 * len(rows))
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
