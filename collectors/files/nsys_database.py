@@ -71,6 +71,8 @@ class Database:
                 f"{name} is a damaged SQLite file: {_said(error)}.", "Export it, or copy it, again."
             ) from error
         self._connection = connection
+        if clause := _of_another_size(path):
+            self.damage.append(clause)
 
     def close(self) -> None:
         """Close the file."""
@@ -209,3 +211,17 @@ def _quoted(name: str) -> str:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
+
+
+def _of_another_size(path: Path) -> str:
+    """What is wrong with the size of a file, by the pages that its header counts (SQLite file format, 1.3); empty where
+    it is right, or where the header says itself that its count is not current."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    page = int.from_bytes(header[16:18], "big")
+    page_bytes = 65_536 if page == 1 else page
+    pages = int.from_bytes(header[28:32], "big")
+    size = path.stat().st_size
+    if header[24:28] != header[92:96] or not pages or size == pages * page_bytes:
+        return ""
+    return f"the file has {size:,} bytes, and its header counts {pages:,} pages of {page_bytes:,}"
